@@ -21,15 +21,15 @@
 /* ---- errors ---------------------------------------------------------------------------------------------------- */
 
 #define CL_OK 0
-#define CL_INVALID (-1)     /* an argument or a spec that cannot be honoured; the text names the field */
-#define CL_IO (-2)          /* the operating system refused; the text names file, offset and errno */
-#define CL_CORRUPT (-3)     /* bytes that fail their checksum or contradict their description */
-#define CL_UNSUPPORTED (-4) /* understood, but not built (format, op, instruction set) */
-#define CL_NOMEM (-5)
-#define CL_FULL (-6)        /* a planned resource is used up: KV pages, prefill workspaces */
-#define CL_CANCELLED (-7)
-#define CL_NONFINITE (-8)   /* NaN or infinity where numbers were expected; the text says where */
-#define CL_INTERNAL (-9)
+#define CL_INVALID -1     /* an argument or a spec that cannot be honoured; the text names the field */
+#define CL_IO -2          /* the operating system refused; the text names file, offset and errno */
+#define CL_CORRUPT -3     /* bytes that fail their checksum or contradict their description */
+#define CL_UNSUPPORTED -4 /* understood, but not built (format, op, instruction set) */
+#define CL_NOMEM -5
+#define CL_FULL -6        /* a planned resource is used up: KV pages, prefill workspaces */
+#define CL_CANCELLED -7
+#define CL_NONFINITE -8   /* NaN or infinity where numbers were expected; the text says where */
+#define CL_INTERNAL -9
 
 #define CL_ERROR_TEXT 512
 typedef struct cl_error {
