@@ -1,7 +1,369 @@
-/* colibri.h: the only header that Python sees. */
+/* colibri.h - the one header that Python sees.
+ *
+ * What the core owns: buffers, drives, I/O threads, arithmetic, sampling, KV bytes. What it never sees: text, Hugging
+ * Face names, the network, policy.
+ *
+ * Conventions, for every function here:
+ *  - Returns CL_OK or a negative CL_* code and fills the caller-owned `err` (may be NULL). On failure every out
+ *    pointer is NULL and nothing has changed unless the comment says otherwise. Operating errors never kill the process.
+ *  - Pointers inside option structs are borrowed for the duration of the call unless stated.
+ *  - A cl_model and everything made from it is used by one thread at a time; the functions marked [any thread] are the
+ *    exceptions. Handles are freed in reverse order of creation: prefills, sequences, model.
+ *  - Sizes are bytes, 64 bit. Times are microseconds.
+ */
 #ifndef COLIBRI_H
 #define COLIBRI_H
+#include <stddef.h>
+#include <stdint.h>
+
 /* cffi: begin */
-const char *colibri_version(void);
+
+/* ---- errors ---------------------------------------------------------------------------------------------------- */
+
+#define CL_OK 0
+#define CL_INVALID -1     /* an argument or a spec that cannot be honoured; the text names the field */
+#define CL_IO -2          /* the operating system refused; the text names file, offset and errno */
+#define CL_CORRUPT -3     /* bytes that fail their checksum or contradict their description */
+#define CL_UNSUPPORTED -4 /* understood, but not built (format, op, instruction set) */
+#define CL_NOMEM -5
+#define CL_FULL -6        /* a planned resource is used up: KV pages, prefill workspaces */
+#define CL_CANCELLED -7
+#define CL_NONFINITE -8   /* NaN or infinity where numbers were expected; the text says where */
+#define CL_INTERNAL -9
+
+#define CL_ERROR_TEXT 512
+typedef struct cl_error {
+    int32_t code;
+    char text[CL_ERROR_TEXT];
+} cl_error;
+
+const char *cl_version(void);
+
+/* ---- number formats (docs/numerics.md; csrc/format.h has the bytes) --------------------------------------------- */
+
+/* Values equal those of the manifest's TensorFormat. */
+#define CL_CODES_F32 1
+#define CL_CODES_BF16 2
+#define CL_CODES_INT8 3
+#define CL_CODES_INT4 4
+#define CL_SCALE_NONE 0
+#define CL_SCALE_F16 1
+#define CL_CODEBOOK_NONE 0
+#define CL_CODEBOOK_UNIFORM 1
+
+typedef struct cl_format {
+    uint8_t codes;        /* CL_CODES_* */
+    uint8_t scale_format; /* CL_SCALE_* */
+    uint8_t codebook;     /* CL_CODEBOOK_* */
+    uint8_t asymmetric;   /* 1: value = scale * code + min */
+    uint32_t group_size;  /* along the input dimension; multiple of 8, 0 for f32 and bf16; the last group may be short */
+} cl_format;
+
+#define CL_SOURCE_F32 1
+#define CL_SOURCE_BF16 2
+#define CL_SOURCE_F16 3
+
+/* Sums over what was quantised; add reports of pieces field by field. */
+typedef struct cl_quant_report {
+    uint64_t values;
+    uint64_t nonzero;        /* source values != 0 */
+    uint64_t zeroed;         /* of those, how many became exactly 0 */
+    double sum_squares;      /* sum w^2 */
+    double error_squares;    /* sum (w - w')^2 */
+    int64_t nonfinite_row;   /* first NaN or infinity, -1 if none; then CL_NONFINITE is returned */
+    int64_t nonfinite_col;
+} cl_quant_report;
+
+/* Bytes of a [rows, cols] matrix in R8 tiles (the form that experts have on disk and dense matrices in memory). */
+int cl_tiles_bytes(const cl_format *format, uint64_t rows, uint64_t cols, uint64_t *bytes, cl_error *err);
+
+/* Bytes of the row-major form (the form that dense tensors have on disk): codes, scales, mins. */
+int cl_rows_bytes(const cl_format *format, uint64_t rows, uint64_t cols, uint64_t *codes, uint64_t *scales,
+                  uint64_t *mins, cl_error *err);
+
+/* Quantise source [rows, cols] (row stride in elements, >= cols) into R8 tiles. Scales are found by MSE search.
+ * Pieces of a larger matrix may be done separately if each but the last has a multiple of 8 rows. Deterministic.
+ * [any thread] */
+int cl_quantize_tiles(const cl_format *format, const void *source, int32_t source_type, uint64_t rows, uint64_t cols,
+                      uint64_t row_stride, uint8_t *tiles, uint64_t tiles_bytes, cl_quant_report *report,
+                      cl_error *err);
+
+/* The same numbers, row-major: codes [rows, code_row_bytes], scales and mins f16 [rows, groups]. [any thread] */
+int cl_quantize_rows(const cl_format *format, const void *source, int32_t source_type, uint64_t rows, uint64_t cols,
+                     uint64_t row_stride, uint8_t *codes, uint8_t *scales, uint8_t *mins, cl_quant_report *report,
+                     cl_error *err);
+
+/* Back to f32 [rows, cols]. [any thread] */
+int cl_dequantize_tiles(const cl_format *format, const uint8_t *tiles, uint64_t tiles_bytes, uint64_t rows,
+                        uint64_t cols, float *out, cl_error *err);
+int cl_dequantize_rows(const cl_format *format, const uint8_t *codes, const uint8_t *scales, const uint8_t *mins,
+                       uint64_t rows, uint64_t cols, float *out, cl_error *err);
+
+/* Row-major to tiles, what the core does with dense tensors at load. [any thread] */
+int cl_tile_rows(const cl_format *format, const uint8_t *codes, const uint8_t *scales, const uint8_t *mins,
+                 uint64_t rows, uint64_t cols, uint8_t *tiles, uint64_t tiles_bytes, cl_error *err);
+
+/* CRC-32C (Castagnoli) of data, continuing from `crc` (0 to start). [any thread] */
+uint32_t cl_crc32c(uint32_t crc, const void *data, uint64_t bytes);
+
+/* Activation formats. */
+#define CL_ACTIVATION_F32 0 /* only for f32 and bf16 weights; chosen by itself there */
+#define CL_ACTIVATION_I8 1
+#define CL_ACTIVATION_I16 2
+
+/* y[n, rows] = x[n, cols] * W^T with the kernels of `isa` ("generic", "avx2", "auto"), one thread. For tests and the
+ * kernel benchmark: the same code that the forward pass runs. [any thread] */
+int cl_matmul(const char *isa, const cl_format *format, const uint8_t *tiles, uint64_t tiles_bytes, uint64_t rows,
+              uint64_t cols, int32_t activation, const float *x, uint64_t n, float *y, cl_error *err);
+
+/* ---- the model's spec, in plain fields (filled from the manifest's ModelSpec) ------------------------------------- */
+
+#define CL_ATTENTION_GQA 1
+#define CL_FFN_DENSE 1
+#define CL_FFN_MOE 2
+#define CL_QK_NORM_NONE 0
+#define CL_QK_NORM_HEAD 1
+#define CL_QK_NORM_FULL 2
+#define CL_SCORE_SOFTMAX 1
+#define CL_SCORE_SIGMOID 2
+#define CL_RENORMALIZE_NONE 0
+#define CL_RENORMALIZE_SUM 1
+#define CL_RENORMALIZE_SUM_EPSILON 2
+#define CL_ROPE_HALF 1
+
+typedef struct cl_rope_spec {
+    int32_t style;         /* CL_ROPE_* */
+    uint32_t dims;         /* even, <= head_dim */
+    const float *inv_freq; /* [dims / 2] */
+    float attention_factor;
+} cl_rope_spec;
+
+typedef struct cl_layer_spec {
+    int32_t attention;
+    uint32_t heads, kv_heads, head_dim;
+    float attention_scale;
+    int32_t qk_norm;
+    float clip_qkv; /* 0: none */
+    uint32_t rope;  /* index into cl_spec.ropes */
+
+    int32_t ffn;
+    uint32_t intermediate_size; /* dense */
+    uint32_t experts, top_k, expert_intermediate_size;
+    int32_t score;
+    uint32_t select_bias;
+    uint32_t groups, top_groups;
+    int32_t renormalize;
+    float routed_scale;
+    uint32_t shared_intermediate_size; /* 0: none */
+    uint32_t shared_output_gate;
+} cl_layer_spec;
+
+typedef struct cl_spec {
+    uint32_t vocab_size, hidden_size, max_positions;
+    float norm_eps, norm_weight_offset;
+    float embedding_scale, residual_scale, logits_divisor;
+    uint32_t tied_embeddings;
+    uint32_t n_layers, n_ropes;
+    const cl_layer_spec *layers;
+    const cl_rope_spec *ropes;
+} cl_spec;
+
+/* ---- where the bytes are ------------------------------------------------------------------------------------------ */
+
+typedef struct cl_blob {
+    uint64_t offset, bytes;
+    uint32_t crc32c;
+} cl_blob;
+
+typedef struct cl_dense_tensor {
+    int32_t role;  /* TensorRole of the manifest */
+    int32_t layer; /* -1: the model's own */
+    cl_format format;
+    uint64_t rows, cols;
+    cl_blob codes, scales, mins; /* bytes 0 where the format has none */
+} cl_dense_tensor;
+
+typedef struct cl_extent {
+    uint32_t stripe, crc32c;
+    uint64_t file_offset;   /* multiple of 4096 */
+    uint64_t record_offset; /* multiple of 4096 */
+    uint64_t bytes;         /* multiple of 4096 */
+} cl_extent;
+
+#define CL_PART_GATE 0
+#define CL_PART_UP 1
+#define CL_PART_DOWN 2
+#define CL_PARTS 3
+
+typedef struct cl_part {
+    cl_format format;
+    uint64_t rows, cols;
+    uint64_t offset, bytes; /* in the record */
+} cl_part;
+
+typedef struct cl_expert_layer {
+    uint32_t layer, experts;
+    uint64_t record_bytes;
+    cl_part parts[CL_PARTS];
+    uint32_t extents_per_record;
+    const cl_extent *extents; /* [experts][extents_per_record], ascending record_offset, covering the record */
+} cl_expert_layer;
+
+typedef struct cl_stripe {
+    const char *path;
+    uint64_t bytes; /* the file must be at least this long */
+} cl_stripe;
+
+/* ---- a model in memory -------------------------------------------------------------------------------------------- */
+
+#define CL_KV_F16 1
+#define CL_KV_F32 2
+#define CL_DIRECT_AUTO 0
+#define CL_DIRECT_ON 1
+#define CL_DIRECT_OFF 2
+#define CL_VERIFY_ALWAYS 0
+#define CL_KV_PAGE_POSITIONS 64
+
+typedef struct cl_model_options {
+    const cl_spec *spec;
+    const char *dense_path;
+    const cl_dense_tensor *dense;
+    uint64_t n_dense;
+    const cl_expert_layer *expert_layers; /* ascending layer, exactly the MoE layers of the spec */
+    uint32_t n_expert_layers;
+    const cl_stripe *stripes;
+    uint32_t n_stripes;
+
+    uint64_t expert_slots; /* experts kept in memory; at least 1 */
+    uint32_t ring_slots;   /* read ring beside the cache, for prefill; at least 2 */
+    uint64_t kv_pages;     /* pages of CL_KV_PAGE_POSITIONS positions, shared by all sequences */
+    int32_t kv_dtype;      /* CL_KV_* */
+    uint32_t max_rows;     /* decode rows in one step */
+    uint32_t max_prefills; /* prefill cursors alive at once */
+    uint32_t pass_tokens;  /* longest pass of a prefill cursor */
+    uint32_t max_context;  /* <= spec.max_positions */
+
+    int32_t activation;          /* CL_ACTIVATION_I8 or CL_ACTIVATION_I16, for quantised weights */
+    const char *isa;             /* "auto", "generic", "avx2" */
+    uint32_t threads;            /* compute threads; 0: all cores this process may use */
+    uint32_t io_threads;         /* per stripe; 0: 2 */
+    int32_t direct;              /* CL_DIRECT_* */
+    int32_t verify;              /* CL_VERIFY_* */
+    const int32_t *banned_tokens; /* never sampled (ids without a string); copied */
+    uint32_t n_banned_tokens;
+} cl_model_options;
+
+/* What an open with these options would allocate. Nothing is read or allocated. */
+typedef struct cl_memory_plan {
+    uint64_t dense_bytes, kv_bytes, kv_page_bytes, slot_bytes, slots_bytes, ring_bytes, prefill_bytes, buffers_bytes;
+    uint64_t total_bytes;
+} cl_memory_plan;
+int cl_model_plan(const cl_model_options *options, cl_memory_plan *plan, cl_error *err);
+
+typedef struct cl_model cl_model;
+typedef struct cl_seq cl_seq;
+typedef struct cl_prefill cl_prefill;
+
+/* Validates the spec against the tensors and layers, opens the files, allocates and touches everything. The options
+ * are copied; nothing of them is needed afterwards. */
+int cl_model_open(cl_model **out, const cl_model_options *options, cl_error *err);
+/* Reads, verifies and tiles the dense tensors. May take minutes; progress in cl_model_stats. Call once, before any
+ * sequence. On failure the model may only be closed. */
+int cl_model_load(cl_model *model, cl_error *err);
+void cl_model_close(cl_model *model); /* NULL is fine */
+
+typedef struct cl_model_stats {
+    uint64_t load_bytes_done, load_bytes_total;
+    uint64_t heartbeat;     /* ticks per work item: an expert, an attention tile, a read */
+    uint64_t expert_hits;   /* (layer, expert) uses that found the record in memory */
+    uint64_t expert_loads;  /* (layer, expert) uses that read it */
+    uint64_t expert_evictions;
+    uint64_t expert_bytes;  /* read from stripes */
+    uint64_t read_errors;
+    uint64_t checksum_errors;
+    uint64_t steps, decode_tokens, prefill_tokens;
+    uint64_t compute_us, wait_us; /* inside steps: all, and of that waiting for drives */
+    uint64_t kv_pages_free;
+    uint64_t prefills_free;
+    uint32_t direct_active; /* 1 while all stripes are read with O_DIRECT */
+    uint32_t threads;
+} cl_model_stats;
+void cl_model_get_stats(const cl_model *model, cl_model_stats *stats); /* [any thread] */
+const char *cl_model_isa(const cl_model *model);
+
+/* ---- sequences and their KV ---------------------------------------------------------------------------------------- */
+
+int cl_seq_create(cl_seq **out, cl_model *model, cl_error *err);
+void cl_seq_free(cl_seq *seq); /* gives its pages back; NULL is fine */
+uint64_t cl_seq_length(const cl_seq *seq); /* positions whose KV is present */
+/* Makes the item of this sequence that is running, or the next one, return CL_CANCELLED at its next work item; the
+ * sequence keeps its length. The flag is cleared when reported. [any thread] */
+void cl_seq_cancel(cl_seq *seq);
+
+/* What a page holds, for whoever stores pages: one section per layer and kind, same for every page. */
+#define CL_SECTION_KV 1
+typedef struct cl_kv_section {
+    uint32_t layer;
+    uint32_t kind;  /* CL_SECTION_* */
+    uint32_t dtype; /* CL_KV_* */
+    uint64_t offset, bytes;
+} cl_kv_section;
+/* Fills up to `capacity` sections, returns how many there are. */
+uint32_t cl_kv_layout(const cl_model *model, cl_kv_section *sections, uint32_t capacity);
+/* Copies page `page_index` (positions from 64 * page_index) out; positions beyond the sequence's length are zero. */
+int cl_seq_export_page(const cl_seq *seq, uint64_t page_index, uint8_t *out, uint64_t out_bytes, cl_error *err);
+/* Appends a page with `positions` valid positions (1..64); the length must be a multiple of 64 before. */
+int cl_seq_import_page(cl_seq *seq, const uint8_t *data, uint64_t data_bytes, uint32_t positions, cl_error *err);
+
+/* ---- the step ------------------------------------------------------------------------------------------------------ */
+
+typedef struct cl_sampling {
+    float temperature; /* 0: greedy, ties to the lower id */
+    uint32_t top_k;    /* 0: off */
+    float top_p;       /* 1: off */
+    uint64_t seed;     /* the random number of a position depends on (seed, position) only */
+} cl_sampling;
+
+typedef struct cl_counts {
+    uint64_t expert_hits, expert_loads, expert_bytes;
+} cl_counts;
+
+/* One token of one sequence: runs `token` at position cl_seq_length, appends its KV, samples the next. */
+typedef struct cl_row {
+    cl_seq *seq;
+    int32_t token;
+    cl_sampling sampling;
+    float *logits; /* caller-owned [vocab_size], or NULL */
+    /* out */
+    int32_t next_token;
+    cl_counts counts;
+    cl_error error; /* CL_OK, or why this row alone failed; its sequence is then unchanged */
+} cl_row;
+
+/* A pass of a prompt: `tokens` [n], 1 <= n <= pass_tokens, appended at cl_seq_length when it finishes (not before: a
+ * failed or cancelled cursor leaves its sequence unchanged). all_logits: caller-owned f32 [n, vocab_size] that must
+ * outlive the cursor, or NULL. The sequence must not be used by a row or another cursor meanwhile. CL_FULL if all
+ * prefill workspaces are taken or the KV pages do not suffice. */
+int cl_prefill_create(cl_prefill **out, cl_seq *seq, const int32_t *tokens, uint32_t n, const cl_sampling *sampling,
+                      float *all_logits, cl_error *err);
+void cl_prefill_free(cl_prefill *prefill); /* at any time between steps; NULL is fine */
+
+typedef struct cl_cursor {
+    cl_prefill *prefill;
+    /* out */
+    uint32_t done;          /* 1: finished, the sequence is n longer and next_token is valid */
+    uint32_t positions_done; /* progress, 0..n: layers done scaled to positions */
+    int32_t next_token;
+    cl_counts counts; /* since the cursor was created */
+    cl_error error;   /* CL_OK, or why it failed; then only cl_prefill_free may follow */
+} cl_cursor;
+
+/* Runs all rows through the whole model, then advances the cursors (in order, each to its end before the next) for
+ * about budget_us; UINT64_MAX runs them to the end. Rows and cursors use distinct sequences of this model. Returns an
+ * error only for a malformed call; failures of items are in the items. */
+int cl_step(cl_model *model, cl_row *rows, uint32_t n_rows, cl_cursor *cursors, uint32_t n_cursors, uint64_t budget_us,
+            cl_error *err);
+
 /* cffi: end */
+
 #endif

@@ -1,4 +1,4 @@
 /* version.c: the core's version string. */
 #include "colibri.h"
 
-const char *colibri_version(void) { return "0.1.0"; }
+const char *cl_version(void) { return "0.1.0"; }
