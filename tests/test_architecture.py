@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from testkit.repository import PACKAGES, ROOT, relative, source_files
 
 # Who may know whom. Itself is always allowed.

@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import gen_proto
+
 from testkit.repository import ROOT
 
 FOLDER = ROOT / "proto" / "colibri" / "v1"
