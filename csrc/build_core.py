@@ -1,7 +1,7 @@
-"""Tells cffi what colibri.core._core is: declarations from colibri.h, code from every csrc/*.c. Runs at build time only.
+"""Tells cffi what colibri.core._core is: declarations from colibri.h, code from every csrc/*.c.
 
-What Python may see of the core is what stands in colibri.h between the two marker comments; nothing is declared twice.
-A new C file in this folder is part of the next build without being listed anywhere.
+Runs at build time only. What Python may see of the core is what stands in colibri.h between the two marker comments;
+nothing is declared twice. A new C file in this folder is part of the next build without being listed anywhere.
 """
 
 from pathlib import Path

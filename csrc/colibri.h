@@ -5,7 +5,7 @@
  *
  * Conventions, for every function here:
  *  - Returns CL_OK or a negative CL_* code and fills the caller-owned `err` (may be NULL). On failure every out
- *    pointer is NULL and nothing has changed unless the comment says otherwise. Operating errors never kill the process.
+ *    pointer is NULL and nothing has changed unless the comment says otherwise. No operating error kills the process.
  *  - Pointers inside option structs are borrowed for the duration of the call unless stated.
  *  - A cl_model and everything made from it is used by one thread at a time; the functions marked [any thread] are the
  *    exceptions. Handles are freed in reverse order of creation: prefills, sequences, model.
@@ -56,7 +56,7 @@ typedef struct cl_format {
     uint8_t scale_format; /* CL_SCALE_* */
     uint8_t codebook;     /* CL_CODEBOOK_* */
     uint8_t asymmetric;   /* 1: value = scale * code + min */
-    uint32_t group_size;  /* along the input dimension; multiple of 8, 0 for f32 and bf16; the last group may be short */
+    uint32_t group_size;  /* along the input dimension; multiple of 8, 0 for f32 and bf16; the last may be short */
 } cl_format;
 
 #define CL_SOURCE_F32 1
@@ -116,7 +116,7 @@ uint32_t cl_crc32c(uint32_t crc, const void *data, uint64_t bytes);
 int cl_matmul(const char *isa, const cl_format *format, const uint8_t *tiles, uint64_t tiles_bytes, uint64_t rows,
               uint64_t cols, int32_t activation, const float *x, uint64_t n, float *y, cl_error *err);
 
-/* ---- the model's spec, in plain fields (filled from the manifest's ModelSpec) ------------------------------------- */
+/* ---- the model's spec, in plain fields (filled from the manifest's ModelSpec) ----------------------------------- */
 
 #define CL_ATTENTION_GQA 1
 #define CL_FFN_DENSE 1
@@ -143,7 +143,7 @@ typedef struct cl_layer_spec {
     uint32_t heads, kv_heads, head_dim;
     float attention_scale;
     int32_t qk_norm;
-    float clip_qkv; /* 0: none */
+    float clip_qkv; /* 0: none; clamps q, k and v after the q/k norm, before rope */
     uint32_t rope;  /* index into cl_spec.ropes */
 
     int32_t ffn;
@@ -168,7 +168,7 @@ typedef struct cl_spec {
     const cl_rope_spec *ropes;
 } cl_spec;
 
-/* ---- where the bytes are ------------------------------------------------------------------------------------------ */
+/* ---- where the bytes are ---------------------------------------------------------------------------------------- */
 
 typedef struct cl_blob {
     uint64_t offset, bytes;
@@ -214,7 +214,7 @@ typedef struct cl_stripe {
     uint64_t bytes; /* the file must be at least this long */
 } cl_stripe;
 
-/* ---- a model in memory -------------------------------------------------------------------------------------------- */
+/* ---- a model in memory ------------------------------------------------------------------------------------------ */
 
 #define CL_KV_F16 1
 #define CL_KV_F32 2
@@ -291,7 +291,7 @@ typedef struct cl_model_stats {
 void cl_model_get_stats(const cl_model *model, cl_model_stats *stats); /* [any thread] */
 const char *cl_model_isa(const cl_model *model);
 
-/* ---- sequences and their KV ---------------------------------------------------------------------------------------- */
+/* ---- sequences and their KV -------------------------------------------------------------------------------------- */
 
 int cl_seq_create(cl_seq **out, cl_model *model, cl_error *err);
 void cl_seq_free(cl_seq *seq); /* gives its pages back; NULL is fine */
@@ -315,7 +315,7 @@ int cl_seq_export_page(const cl_seq *seq, uint64_t page_index, uint8_t *out, uin
 /* Appends a page with `positions` valid positions (1..64); the length must be a multiple of 64 before. */
 int cl_seq_import_page(cl_seq *seq, const uint8_t *data, uint64_t data_bytes, uint32_t positions, cl_error *err);
 
-/* ---- the step ------------------------------------------------------------------------------------------------------ */
+/* ---- the step ---------------------------------------------------------------------------------------------------- */
 
 typedef struct cl_sampling {
     float temperature; /* 0: greedy, ties to the lower id */

@@ -79,7 +79,7 @@ int cl_matrix_init(cl_matrix *m, const cl_format *format, uint64_t rows, uint64_
 /* One row of a tiled matrix as f32 [cols] (embedding look-up). */
 void cl_matrix_row(const cl_matrix *m, uint64_t row, float *out);
 
-/* ---- ops.c: plain C, one compilation for all instruction sets ------------------------------------------------------ */
+/* ---- ops.c: plain C, one compilation for all instruction sets ---------------------------------------------------- */
 
 float cl_expf(float x);           /* our own polynomial; exact definition in docs/numerics.md */
 float cl_sigmoidf(float x);       /* 1 / (1 + exp(-x)) through cl_expf */

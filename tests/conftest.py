@@ -1,0 +1,68 @@
+"""Rules for every test: as root nothing is skipped but what tests/allowed_skips.txt lists.
+
+A skipped test is a promise that nobody checks. The list names each one with its reason; an entry covers a test, its
+parameters, or a whole file. A test that is expected to fail counts as skipped.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
+_skipped: pytest.StashKey[list[str]] = pytest.StashKey()
+
+
+def allowed_skips(text: str) -> list[str]:
+    """Return the node ids listed in `text`; each line is `node id  # reason`, and the reason is not optional."""
+    entries = []
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            entry, _, reason = line.partition("#")
+            if not reason.strip():
+                raise pytest.UsageError(f"allowed_skips.txt: {entry.strip()!r} gives no reason")
+            entries.append(entry.strip())
+    return entries
+
+
+def is_allowed(node: str, entries: list[str]) -> bool:
+    return any(node == entry or node.startswith((entry + "[", entry + "::")) for entry in entries)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_skipped] = []
+
+
+class _Recorder:
+    def __init__(self, nodes: list[str]) -> None:
+        self._nodes = nodes
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped:
+            self._nodes.append(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._nodes.append(report.nodeid)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.pluginmanager.register(_Recorder(session.config.stash[_skipped]), "skip-recorder")
+
+
+def _forbidden(config: pytest.Config) -> list[str]:
+    entries = allowed_skips(ALLOWED_SKIPS.read_text())
+    return [node for node in config.stash[_skipped] if os.geteuid() == 0 and not is_allowed(node, entries)]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and _forbidden(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for node in _forbidden(config):
+        terminalreporter.write_line(
+            f"SKIPPED WITHOUT LEAVE {node}: as root it must run or stand in allowed_skips.txt", red=True
+        )

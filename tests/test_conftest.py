@@ -1,0 +1,54 @@
+"""The rule about skipped tests holds: it fails a session that skips, and spares what the list names."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testkit.repository import ROOT
+
+CASES = {
+    "by_mark": "import pytest\n@pytest.mark.skip\ndef test_it(): pass\n",
+    "while_running": "import pytest\ndef test_it(): pytest.skip('no')\n",
+    "whole_module": "import pytest\npytest.skip('no', allow_module_level=True)\n",
+    "expected_failure": "import pytest\n@pytest.mark.xfail\ndef test_it(): assert False\n",
+}
+
+
+def run_session(folder: Path, code: str, allowed: str = "") -> "subprocess.CompletedProcess[str]":
+    (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (folder / "allowed_skips.txt").write_text(allowed)
+    (folder / "test_case.py").write_text(code)
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(folder),
+        str(folder),
+    ]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_unlisted_skip_fails_the_session_as_root_only(tmp_path: Path, case: str) -> None:
+    result = run_session(tmp_path, CASES[case])
+    assert (result.returncode != 0) == (os.geteuid() == 0), result.stdout
+    assert ("SKIPPED WITHOUT LEAVE" in result.stdout) == (os.geteuid() == 0)
+
+
+def test_a_listed_skip_is_allowed(tmp_path: Path) -> None:
+    result = run_session(tmp_path, CASES["by_mark"], "test_case.py::test_it  # shown here\n")
+    assert result.returncode == 0, result.stdout
+
+
+def test_an_entry_without_a_reason_is_refused(tmp_path: Path) -> None:
+    result = run_session(tmp_path, CASES["by_mark"], "test_case.py::test_it\n")
+    assert result.returncode != 0
+    assert "gives no reason" in result.stdout + result.stderr
