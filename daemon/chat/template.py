@@ -42,7 +42,7 @@ class _Raised(jinja2.TemplateError):
 class _GenerationBlock(jinja2.ext.Extension):
     """Accepts `{% generation %} ... {% endgeneration %}`, a mark for training, and renders what is inside."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 - the type that Jinja gives it
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         # transformers wraps the body in a call block, so names set inside do not leak out: the same here.

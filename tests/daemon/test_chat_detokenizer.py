@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from testkit.tiny_tokenizer import EMOJI, byte_letter, tokenizer_json, write_tok
 
 VOCAB = 300
 LIBRARY = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(VOCAB)))
-BYTE_IDS = [LIBRARY.token_to_id(byte_letter(byte)) for byte in range(256)]
+BYTE_IDS: list[int] = [tokenizer_json(VOCAB)["model"]["vocab"][byte_letter(byte)] for byte in range(256)]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     return TextModel.open(folder, vocab_rows=VOCAB + 4)
 
 
-def stream(model: TextModel, ids: list[int]) -> list[str]:
+def stream(model: TextModel, ids: Sequence[int]) -> list[str]:
     """What each id releases, and what the end releases."""
     detokenizer = model.detokenizer()
     return [detokenizer.push(id_) for id_ in ids] + [detokenizer.flush()]
