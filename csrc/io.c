@@ -7,6 +7,7 @@
  * A stripe has two descriptors. The direct one (O_DIRECT) is for what is aligned, which is everything until a short
  * read leaves an odd remainder; the buffered one finishes such remainders, and does it all where O_DIRECT is off.
  */
+#define _GNU_SOURCE /* O_DIRECT, statx */
 #include "io.h"
 #include "clock.h"
 #include "error.h"
@@ -321,7 +322,7 @@ static int allocate(cl_io **out, uint32_t n, cl_counters *counters, cl_error *er
 int cl_io_open(cl_io **out, const cl_stripe *stripes, uint32_t n, uint32_t threads, int32_t direct,
                cl_counters *counters, cl_error *err) {
     *out = NULL;
-    cl_io *io;
+    cl_io *io = NULL;
     int code = allocate(&io, n, counters, err);
     if (code) return code;
     cl_stripe_header first;

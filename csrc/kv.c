@@ -7,6 +7,7 @@
  */
 #include "kv.h"
 #include "error.h"
+#include "format.h"
 #include "model.h"
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +33,7 @@ void cl_kv_place(cl_kv *kv, cl_carve *tables, cl_carve *pages, const cl_model_op
     kv->n_layers = options->spec->n_layers;
     kv->layers = cl_carve_take(tables, kv->n_layers, sizeof *kv->layers, 64);
     kv->free = cl_carve_take(tables, options->kv_pages, sizeof *kv->free, 64);
-    kv->pages = cl_carve_take(pages, options->kv_pages, cl_kv_page_bytes(options), CL_HUGE_PAGE);
+    kv->pages = cl_carve_take(pages, options->kv_pages, cl_kv_page_bytes(options), CL_ALIGN);
 }
 
 void cl_kv_init(cl_kv *kv, const cl_model_options *options) {

@@ -53,5 +53,6 @@ int cl_choose(cl_model *m, const float *logits, const cl_sampling *sampling, uin
         return cl_fail(err, CL_NONFINITE, "the logits after position %llu are not all finite",
                        (unsigned long long)(position - 1));
     *token = cl_sample(logits, m->spec.vocab_size, sampling, position, m->banned, m->work.sample_scratch);
+    if (*token < 0) return cl_fail(err, CL_INVALID, "every token of the vocabulary is banned");
     return CL_OK;
 }

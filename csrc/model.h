@@ -100,7 +100,6 @@ typedef struct cl_expert_job {
 typedef struct cl_work {
     uint64_t tokens; /* capacity in tokens */
     uint64_t pairs;  /* capacity in (token, expert) pairs */
-    uint64_t sampled; /* capacity in rows of logits */
     cl_seq **seqs;
     uint64_t *positions;
     float *h;        /* [max_rows, hidden], decode's residual stream */
@@ -222,13 +221,26 @@ int cl_sampling_check(const cl_sampling *sampling, cl_error *err);
 
 void cl_decode(cl_model *m, cl_row *rows, uint32_t n);
 uint64_t cl_decode_use_bytes(void);
-int cl_prefill_advance(cl_model *m, cl_cursor *cursor, uint64_t deadline_us);
+/* Runs work items until the deadline; 1 if it came before the end of the pass. */
+int cl_prefill_advance(cl_cursor *cursor, uint64_t deadline_us);
+void cl_prefill_report(cl_cursor *cursor);
 void cl_prefill_place(cl_model *m, cl_carve *carve, const cl_model_options *options);
 /* Sleeps until a record arrives (or 20 ms have passed, so that cancel flags are seen); counts the time. */
 void cl_wait_for_drive(cl_model *m, uint32_t seen, uint64_t deadline_us);
 
-/* ---- spec.c, dense.c ---- */
+/* ---- spec.c ---- */
 
+/* Every number of the spec and the options within what the core can run; says nothing about tensors. */
 int cl_spec_check(const cl_model_options *options, cl_error *err);
+/* The expert layers are exactly the spec's MoE layers, their parts have the right shapes, their extents cover the
+ * records and lie inside the stripes. */
+int cl_expert_layers_check(const cl_model_options *options, cl_error *err);
+
+/* ---- dense.c ---- */
+
+/* Every role that the spec asks for is there exactly once with the right shape and blob sizes, and nothing else. */
+int cl_dense_check(const cl_model_options *options, cl_error *err);
+/* Carves the weights and binds them to the layers. */
+void cl_dense_place(cl_model *m, cl_carve *tables, cl_carve *weights, const cl_model_options *options);
 
 #endif

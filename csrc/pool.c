@@ -7,6 +7,7 @@
  * A worker that wakes late is not waited for: it enters a job only through the gate, which the caller closes as soon as
  * all pieces are taken; then only the workers inside are waited for.
  */
+#define _GNU_SOURCE /* affinity mask */
 #include "pool.h"
 #include "clock.h"
 #include "error.h"

@@ -195,7 +195,7 @@ static int combine_item(cl_prefill *p) {
 static int head_item(cl_prefill *p) {
     cl_model *m = p->model;
     uint64_t vocab = m->spec.vocab_size, position = p->seq->length + p->at;
-    uint32_t n = tile_at(p, (uint32_t)m->work.sampled);
+    uint32_t n = tile_at(p, CL_TILE_TOKENS);
     float *logits = p->all_logits ? p->all_logits + p->at * vocab : m->work.logits;
     cl_head(m, p->h + (uint64_t)p->at * m->spec.hidden_size, n, logits);
     for (uint32_t i = 0; i < n; i++)
@@ -326,7 +326,7 @@ static int expert_item(cl_prefill *p, uint64_t deadline_us) {
         next_expert(p);
         return CL_OK;
     }
-    cl_slot *slot;
+    cl_slot *slot = NULL;
     int code = wait_for_expert(p, deadline_us, &slot);
     if (code) return code;
     int held = is_held(p);
@@ -357,8 +357,16 @@ static int item(cl_prefill *p, uint64_t deadline_us) {
     return CL_OK;
 }
 
-/* 1: the budget is used up. */
-int cl_prefill_advance(cl_model *m, cl_cursor *cursor, uint64_t deadline_us) {
+void cl_prefill_report(cl_cursor *cursor) {
+    const cl_prefill *p = cursor->prefill;
+    cursor->done = p->phase == CL_PHASE_DONE;
+    cursor->positions_done = cursor->done ? p->n : (uint32_t)((uint64_t)p->n * p->layer / (p->model->spec.n_layers + 1));
+    cursor->next_token = p->next_token;
+    cursor->counts = p->counts;
+    cursor->error = p->error;
+}
+
+int cl_prefill_advance(cl_cursor *cursor, uint64_t deadline_us) {
     cl_prefill *p = cursor->prefill;
     int code = p->error.code, items = 0;
     while (!code && p->phase != CL_PHASE_DONE) {
@@ -373,10 +381,6 @@ int cl_prefill_advance(cl_model *m, cl_cursor *cursor, uint64_t deadline_us) {
     }
     if (code == OUT_OF_TIME) code = CL_OK;
     if (code) let_go(p);
-    cursor->done = p->phase == CL_PHASE_DONE;
-    cursor->positions_done = cursor->done ? p->n : (uint32_t)((uint64_t)p->n * p->layer / (m->spec.n_layers + 1));
-    cursor->next_token = p->next_token;
-    cursor->counts = p->counts;
-    cursor->error = p->error;
+    cl_prefill_report(cursor);
     return !cursor->done && !code;
 }
