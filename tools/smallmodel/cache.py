@@ -23,6 +23,8 @@ from smallmodel.calibration import SELF_WRITTEN, pydoc_text
 
 RECORD = "small_model.json"
 """The file in a finished model that says what it was made from and the size and SHA-256 of every other file."""
+NOT_INPUTS = {"__init__", "cache", "cli", "evaluate"}
+"""Modules that do not take part in the conversion: a change to them does not make the model another one."""
 Record = dict[str, object]
 
 
@@ -42,7 +44,8 @@ def cache_key(gguf: Path) -> str:
     """SHA-256 over everything that the bytes of the model depend on."""
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+        if source.stem not in NOT_INPUTS:
+            digest.update(source.name.encode() + b"\0" + source.read_bytes())
     digest.update(SELF_WRITTEN.read_bytes())
     digest.update(pydoc_text(held_out=False).encode())
     with gguf.open("rb") as file:

@@ -24,10 +24,10 @@ def evaluate(directory: Path, n_tokens: int, shuffle_experts: bool) -> dict[str,
 
     Uses the first `n_tokens` of each text, whole contexts only. With `shuffle_experts` each layer's tokens go to
     the wrong experts. Raises ValueError if a text has less than one context."""
+    checkpoint = CheckpointReader(directory)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     texts = {"pydoc": pydoc_text(held_out=True), "licence": licence_text()}
     rows = {name: held_out_rows(tokenizer, name, text, n_tokens) for name, text in texts.items() if text}
-    checkpoint = CheckpointReader(directory)
     losses = token_losses(checkpoint, np.concatenate(list(rows.values())), shuffle_experts)
     ends = np.cumsum([len(r) for r in rows.values()])
     return {
