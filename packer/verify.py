@@ -59,7 +59,7 @@ def _all_checks(survey: Survey) -> Iterator[tuple[int, list[str]]]:
     yield from _check_dense(survey)
     if survey.record_digests is None or survey.extent_crcs is None:
         return
-    with _opened([path for path in survey.stripe_paths]) as fds, ThreadPoolExecutor(worker_count()) as pool:
+    with _opened(survey.stripe_paths) as fds, ThreadPoolExecutor(worker_count()) as pool:
         record = extent = 0
         for layer in survey.manifest.expert_layers:
             jobs = []
