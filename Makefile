@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip -qq
-CORE := $(wildcard csrc/*.c csrc/*.h) csrc csrc/build_core.py setup.py
+CORE := $(wildcard csrc/*.c csrc/*.h) csrc/build_core.py setup.py
 ifeq ($(origin CC),default)
 CC := gcc
 endif
@@ -36,6 +36,7 @@ help:
 # ---- setup ----------------------------------------------------------------------------------------------------------
 
 setup: $(STAMPS)/project $(STAMPS)/core
+	@echo 'setup: $(VENV) is ready'
 
 setup-test: setup $(STAMPS)/test $(STAMPS)/smallmodel
 

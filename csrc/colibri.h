@@ -143,7 +143,7 @@ typedef struct cl_layer_spec {
     uint32_t heads, kv_heads, head_dim;
     float attention_scale;
     int32_t qk_norm;
-    float clip_qkv; /* 0: none */
+    float clip_qkv; /* 0: none; clamps q, k and v after the q/k norm, before rope */
     uint32_t rope;  /* index into cl_spec.ropes */
 
     int32_t ffn;
