@@ -138,7 +138,7 @@ def _sizes(
 
 def canonical_name(role: int, layer: int) -> str:
     """Return the name of a dense tensor: its role in lower case, with the layer unless it is the model's own (-1)."""
-    short = manifest_pb2.TensorRole.Name(role).removeprefix("TENSOR_ROLE_").lower()  # type: ignore[arg-type]
+    short = manifest_pb2.TensorRole.Name(role).removeprefix("TENSOR_ROLE_").lower()
     return short if layer < 0 else f"layers.{layer}.{short}"
 
 
