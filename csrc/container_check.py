@@ -6,7 +6,8 @@ fit it.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 from uuid import UUID
 
 from google.protobuf import json_format
@@ -19,6 +20,7 @@ from colibri.core.container_files import (
     StoredTensor,
     strict_json,
 )
+from colibri.core.errors import InvalidError, UnsupportedError
 from colibri.core.identity import manifest_digest
 from colibri.core.striping import Area, extents_per_record, layer_areas
 from colibri.core.tensors import Format, rows_bytes, tiles_bytes
@@ -39,12 +41,15 @@ _FILE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,255}")
 _OWN_FILES = re.compile(r"manifest\.json|dense\.safetensors|extents\.crc32c|records\.sha256|stripe-.*|LOCK|.*\.partial")
 
 _Role = manifest_pb2.TensorRole
-_VECTOR_ROLES = frozenset(number for name, number in _Role.items() if name.endswith(("_NORM", "_BIAS")))
+VECTOR_ROLES = frozenset(number for name, number in _Role.items() if name.endswith(("_NORM", "_BIAS")))
+_PLAIN_CODES = (manifest_pb2.TensorFormat.CODES_F32, manifest_pb2.TensorFormat.CODES_BF16)
 _PART_KINDS = (
     manifest_pb2.RecordPart.KIND_GATE,
     manifest_pb2.RecordPart.KIND_UP,
     manifest_pb2.RecordPart.KIND_DOWN,
 )
+
+_Size = TypeVar("_Size")
 
 
 def require(condition: bool, text: str) -> None:
@@ -118,26 +123,31 @@ def _check_layout(layout: manifest_pb2.Layout) -> None:
     require(0 < least < SIZE_LIMIT and least % ALIGN == 0, f"layout.min_extent_bytes is {least}")
 
 
-def check_format(found: manifest_pb2.TensorFormat, where: str) -> Format:
-    """Return the format as the core knows it. Raises ContainerError naming `where`."""
+def _sizes(
+    measure: Callable[[Format, int, int], _Size], form: manifest_pb2.TensorFormat, shape: tuple[int, int], where: str
+) -> _Size:
+    """Let the core say how many bytes a matrix takes. Raises ContainerError for a shape or format that is not built."""
+    rows, cols = shape
+    fits = 0 < rows < 2**40 and 0 < cols < 2**32 and rows * cols < 2**56
+    require(fits, f"{where}: shape [{rows}, {cols}] is out of range")
     try:
-        return Format.from_proto(found)
-    except ValueError as error:
+        return measure(Format.from_proto(form), rows, cols)
+    except (InvalidError, UnsupportedError) as error:
         raise ContainerError(f"{where}.format: {error}") from error
 
 
 def canonical_name(role: int, layer: int) -> str:
     """Return the name of a dense tensor: its role in lower case, with the layer unless it is the model's own (-1)."""
-    short = manifest_pb2.TensorRole.Name(role).removeprefix("TENSOR_ROLE_").lower()  # type: ignore[arg-type]
+    short = manifest_pb2.TensorRole.Name(role).removeprefix("TENSOR_ROLE_").lower()
     return short if layer < 0 else f"layers.{layer}.{short}"
 
 
 def stored_tensors(tensor: manifest_pb2.DenseTensor) -> list[StoredTensor]:
     """Return what the tensor's blobs must be in dense.safetensors: names, dtypes, shapes, offsets and sizes."""
-    shape = (tensor.cols,) if tensor.role in _VECTOR_ROLES else (tensor.rows, tensor.cols)
+    shape = (tensor.cols,) if tensor.role in VECTOR_ROLES else (tensor.rows, tensor.cols)
     codes = tensor.format.codes
     blob = tensor.codes
-    if codes in (manifest_pb2.TensorFormat.CODES_F32, manifest_pb2.TensorFormat.CODES_BF16):
+    if codes in _PLAIN_CODES:
         dtype = "F32" if codes == manifest_pb2.TensorFormat.CODES_F32 else "BF16"
         return [StoredTensor(tensor.name, dtype, shape, blob.offset, blob.bytes)]
     packed = codes == manifest_pb2.TensorFormat.CODES_INT4
@@ -169,22 +179,16 @@ def _check_dense(manifest: manifest_pb2.Manifest) -> None:
 
 
 def _check_dense_sizes(tensor: manifest_pb2.DenseTensor, where: str) -> None:
-    form = check_format(tensor.format, where)
-    _check_shape(tensor.rows, tensor.cols, where)
-    if tensor.role in _VECTOR_ROLES:
-        require(tensor.rows == 1 and form.group_size == 0, f"{where}: a vector is [1, n] and not quantised")
+    if tensor.role in VECTOR_ROLES:
+        plain = tensor.rows == 1 and tensor.format.codes in _PLAIN_CODES
+        require(plain, f"{where}: a vector is [1, n] and not quantised")
     require(_HEX.fullmatch(tensor.sha256) is not None, f"{where}.sha256 is not 64 lower-case hex digits")
-    sizes = rows_bytes(form, tensor.rows, tensor.cols)
+    sizes = _sizes(rows_bytes, tensor.format, (tensor.rows, tensor.cols), where)
     for field, blob, size in zip(
         ("codes", "scales", "mins"), (tensor.codes, tensor.scales, tensor.mins), sizes, strict=True
     ):
         require(blob.bytes == size, f"{where}.{field}.bytes is {blob.bytes}, its format and shape make it {size}")
         require(blob.offset < SIZE_LIMIT, f"{where}.{field}.offset is {blob.offset}")
-
-
-def _check_shape(rows: int, cols: int, where: str) -> None:
-    fits = 0 < rows < 2**40 and 0 < cols < 2**32 and rows * cols < 2**56
-    require(fits, f"{where}: shape [{rows}, {cols}] is out of range")
 
 
 def _check_expert_layers(manifest: manifest_pb2.Manifest) -> None:
@@ -213,14 +217,12 @@ def _check_parts(layer: manifest_pb2.ExpertLayer, hidden: int, width: int, where
     end = 0
     for index, part in enumerate(layer.parts):
         here = f"{where}.parts[{index}]"
-        form = check_format(part.format, here)
         shape = (hidden, width) if part.kind == manifest_pb2.RecordPart.KIND_DOWN else (width, hidden)
         require(
             (part.rows, part.cols) == shape,
             f"{here}: shape [{part.rows}, {part.cols}], the spec makes it {list(shape)}",
         )
-        _check_shape(part.rows, part.cols, here)
-        size = tiles_bytes(form, part.rows, part.cols)
+        size = _sizes(tiles_bytes, part.format, shape, here)
         require(part.bytes == size, f"{here}.bytes is {part.bytes}, its format and shape make it {size}")
         require(
             part.offset % PART_ALIGN == 0 and end <= part.offset < SIZE_LIMIT,

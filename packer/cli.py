@@ -111,7 +111,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
 def _add_packing(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("source", metavar="SOURCE", type=_source, help="folder of the checkpoint")
     out = {"required": True} if command == "pack" else {"default": Path("DIR")}
-    parser.add_argument("--out", metavar="DIR", type=Path, help="primary folder of the container", **out)  # type: ignore[arg-type]
+    parser.add_argument("--out", metavar="DIR", type=Path, help="primary folder of the container", **out)
     parser.add_argument(
         "--weight", metavar="N", type=_weight, default=1, help="relative bandwidth of DIR's drive (default: 1)"
     )

@@ -57,9 +57,9 @@ class EncodedPiece:
     """The stored bytes of a piece; scales and mins are empty where the bytes are tiles or the format has none."""
 
     piece: Piece
-    codes: bytes | bytearray | memoryview
-    scales: bytes | bytearray | memoryview
-    mins: bytes | bytearray | memoryview
+    codes: memoryview
+    scales: memoryview
+    mins: memoryview
     report: QuantReport
 
 
@@ -103,11 +103,11 @@ def encode(checkpoint: Checkpoint, piece: Piece) -> EncodedPiece:
             tiles, report = quantize_tiles(
                 piece.form, source.buffer, source_type, rows, piece.cols, row_stride=source.row_stride
             )
-            return EncodedPiece(piece, tiles, b"", b"", report)
+            return EncodedPiece(piece, memoryview(tiles), memoryview(b""), memoryview(b""), report)
         codes, scales, mins, report = quantize_rows(
             piece.form, source.buffer, source_type, rows, piece.cols, row_stride=source.row_stride
         )
-        return EncodedPiece(piece, codes, scales, mins, report)
+        return EncodedPiece(piece, codes.data, scales.data, mins.data, report)
     except NonFiniteError as error:
         raise CheckpointError(
             f"{piece.source.tensor}: NaN or infinity in {piece.label} at row {piece.row_begin + error.row}, "

@@ -132,7 +132,7 @@ def _write_shard(
         offset = 8 + len(text)
         for tensor in tensors:
             for rows in source.rows(tensor):
-                data = memoryview(_to_dtype(rows, dtype)).cast("B")
+                data = _to_dtype(rows, dtype).data.cast("B")
                 file.write(offset, data)
                 offset += data.nbytes
                 reporter.advance(data.nbytes)

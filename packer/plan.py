@@ -131,7 +131,7 @@ def _fill_origin(manifest: manifest_pb2.Manifest, checkpoint: Checkpoint, model:
         source.architecture = str(architectures[0])
     source.model_type = str(checkpoint.config.get("model_type", ""))
     source.name = checkpoint.folder.name
-    source.ignored_copies = len(checkpoint.ignored_copies)
+    source.ignored_copies = checkpoint.ignored_copies
     for path in checkpoint.files:
         source.files.add(name=path.name, bytes=checkpoint.file_bytes(path))
 
