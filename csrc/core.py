@@ -9,12 +9,12 @@ import threading
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from colibri.core._core import CData, ffi, lib
+from colibri.core._core import ffi, lib
 from colibri.core.container import Container
 from colibri.core.core_options import COptions, ModelOptions
 from colibri.core.errors import CoreError, InvalidError, error_from
@@ -33,6 +33,7 @@ __all__ = [
     "plan",
 ]
 
+CData = Any  # a cffi handle or struct
 F32 = npt.NDArray[np.float32]
 KV_PAGE_POSITIONS = 64
 _NUMERICS_VERSION = 1

@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from colibri.core._core import CData, ffi
+from colibri.core._core import ffi
 from colibri.core.container import Container
 from colibri.core.errors import InvalidError
 from colibri.v1 import manifest_pb2
+
+CData = Any  # a cffi struct
 
 KV_DTYPES: dict[str, int] = {"f16": 1, "f32": 2}
 ACTIVATIONS: dict[str, int] = {"i8": 1, "i16": 2}
