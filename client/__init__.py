@@ -1,4 +1,4 @@
-"""colibri: the Python client library and command line. Speaks the protocol of colibri.v1 and depends on nothing else here.
+"""colibri: the Python client library and command line. Speaks the protocol of colibri.v1, depends on nothing else here.
 
 async with Client() as client:
     async for event in client.chat("What is the capital of France?", session="paris"):

@@ -143,8 +143,8 @@ class Statistics:
         if self.expert_uses:
             hits += f" ({100 * self.expert_hits / self.expert_uses:.1f} %)"
         return (
-            f"prompt {self.prompt_tokens} tokens ({self.cached_prompt_tokens} cached), prefill {_show(self.prefill_rate)}"
-            f" | {self.completion_tokens} tokens, decode {_show(self.decode_rate)}"
+            f"prompt {self.prompt_tokens} tokens ({self.cached_prompt_tokens} cached), "
+            f"prefill {_show(self.prefill_rate)} | {self.completion_tokens} tokens, decode {_show(self.decode_rate)}"
             f" | expert hits {hits}, read {show_bytes(self.bytes_read)}"
         )
 

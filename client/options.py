@@ -1,4 +1,4 @@
-"""What a caller may ask of a generation, as plain values; what is left None is not sent, so the model's defaults hold."""
+"""What a caller may ask of a generation, as plain values. What is left None is not sent: the model's default holds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Stop:
-    """When an answer ends, besides the model's own end of sequence. `max_seconds` finishes it, keeping what there is."""
+    """When an answer ends, besides at the model's end of sequence. `max_seconds` finishes it, keeping what there is."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
