@@ -5,15 +5,6 @@
 static int unbuilt(cl_error *err, const char *name) { if (err) { err->code = CL_UNSUPPORTED; snprintf(err->text, sizeof err->text, "%s is not built", name); } return CL_UNSUPPORTED; }
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #define WEAK __attribute__((weak))
-WEAK int cl_tiles_bytes(const cl_format *format, uint64_t rows, uint64_t cols, uint64_t *bytes, cl_error *err) { return unbuilt(err, "cl_tiles_bytes"); }
-WEAK int cl_rows_bytes(const cl_format *format, uint64_t rows, uint64_t cols, uint64_t *codes, uint64_t *scales, uint64_t *mins, cl_error *err) { return unbuilt(err, "cl_rows_bytes"); }
-WEAK int cl_quantize_tiles(const cl_format *format, const void *source, int32_t source_type, uint64_t rows, uint64_t cols, uint64_t row_stride, uint8_t *tiles, uint64_t tiles_bytes, cl_quant_report *report, cl_error *err) { return unbuilt(err, "cl_quantize_tiles"); }
-WEAK int cl_quantize_rows(const cl_format *format, const void *source, int32_t source_type, uint64_t rows, uint64_t cols, uint64_t row_stride, uint8_t *codes, uint8_t *scales, uint8_t *mins, cl_quant_report *report, cl_error *err) { return unbuilt(err, "cl_quantize_rows"); }
-WEAK int cl_dequantize_tiles(const cl_format *format, const uint8_t *tiles, uint64_t tiles_bytes, uint64_t rows, uint64_t cols, float *out, cl_error *err) { return unbuilt(err, "cl_dequantize_tiles"); }
-WEAK int cl_dequantize_rows(const cl_format *format, const uint8_t *codes, const uint8_t *scales, const uint8_t *mins, uint64_t rows, uint64_t cols, float *out, cl_error *err) { return unbuilt(err, "cl_dequantize_rows"); }
-WEAK int cl_tile_rows(const cl_format *format, const uint8_t *codes, const uint8_t *scales, const uint8_t *mins, uint64_t rows, uint64_t cols, uint8_t *tiles, uint64_t tiles_bytes, cl_error *err) { return unbuilt(err, "cl_tile_rows"); }
-WEAK uint32_t cl_crc32c(uint32_t crc, const void *data, uint64_t bytes) { return 0; }
-WEAK int cl_matmul(const char *isa, const cl_format *format, const uint8_t *tiles, uint64_t tiles_bytes, uint64_t rows, uint64_t cols, int32_t activation, const float *x, uint64_t n, float *y, cl_error *err) { return unbuilt(err, "cl_matmul"); }
 WEAK int cl_model_plan(const cl_model_options *options, cl_memory_plan *plan, cl_error *err) { return unbuilt(err, "cl_model_plan"); }
 WEAK int cl_model_open(cl_model **out, const cl_model_options *options, cl_error *err) { return unbuilt(err, "cl_model_open"); }
 WEAK int cl_model_load(cl_model *model, cl_error *err) { return unbuilt(err, "cl_model_load"); }
