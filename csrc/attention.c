@@ -1,8 +1,9 @@
 /* attention.c - grouped-query attention over the paged KV of each token's own sequence.
  *
- * Owns the order q/k/v (+ bias), q/k norm, clamp, rope, append, attend, o (+ bias), residual. The keys and values of all
- * tokens of the batch are written before any of them is attended to; a token sees the positions up to its own. Blocks of
- * 64 positions are reduced each by itself and merged in ascending order, whatever the batch (docs/numerics.md).
+ * Owns the order q/k/v (+ bias), q/k norm, clamp, rope, append, attend, o (+ bias), residual. The keys and values of
+ * all tokens of the batch are written before any of them is attended to; a token sees the positions up to its own.
+ * Blocks of 64 positions are reduced each by itself and merged in ascending order, whatever the batch
+ * (docs/numerics.md).
  */
 #include "model.h"
 #include <math.h>
@@ -63,7 +64,8 @@ static void finish_projections(void *context, uint64_t begin, uint64_t end, uint
     const cl_weight *w = job->layer->weights;
     const cl_rope_spec *rope = &m->spec.ropes[s->rope];
     for (uint64_t i = begin; i < end; i++) {
-        float *q = m->work.q + i * job->q_width, *k = m->work.k + i * job->kv_width, *v = m->work.v + i * job->kv_width;
+        float *q = m->work.q + i * job->q_width, *k = m->work.k + i * job->kv_width,
+              *v = m->work.v + i * job->kv_width;
         float *cosine = m->work.cosine + i * (rope->dims / 2), *sine = m->work.sine + i * (rope->dims / 2);
         add_bias(&w[CL_ROLE_Q_BIAS], q, job->q_width);
         add_bias(&w[CL_ROLE_K_BIAS], k, job->kv_width);
@@ -96,8 +98,8 @@ static void attend_group(const attention_job *job, uint64_t token, uint64_t kv_h
     for (uint64_t page = 0; left > 0; page++) {
         uint64_t positions = left < CL_KV_PAGE_POSITIONS ? left : CL_KV_PAGE_POSITIONS;
         const uint8_t *keys = kv_plane(job, seq, page, kv_head);
-        job->m->kernels->attend_block(q, dim, group, dim, keys, keys + job->kv->head_bytes, job->m->kv.dtype, positions,
-                                      s->attention_scale, b_max, b_sum, b_acc, dim);
+        job->m->kernels->attend_block(q, dim, group, dim, keys, keys + job->kv->head_bytes, job->m->kv.dtype,
+                                      positions, s->attention_scale, b_max, b_sum, b_acc, dim);
         for (uint64_t g = 0; g < group; g++)
             cl_attend_merge(&max[g], &sum[g], acc + g * dim, dim, b_max[g], b_sum[g], b_acc + g * dim);
         left -= positions;
@@ -116,7 +118,11 @@ void cl_attention(cl_model *m, uint32_t index, const cl_batch *batch) {
     const cl_layer *layer = &m->layers[index];
     const cl_weight *w = layer->weights;
     cl_work *work = &m->work;
-    attention_job job = {m, layer, &m->kv.layers[index], batch, (uint64_t)layer->spec.heads * layer->spec.head_dim,
+    attention_job job = {m,
+                         layer,
+                         &m->kv.layers[index],
+                         batch,
+                         (uint64_t)layer->spec.heads * layer->spec.head_dim,
                          (uint64_t)layer->spec.kv_heads * layer->spec.head_dim};
     cl_norm_rows(m, &w[CL_ROLE_ATTENTION_NORM], batch->h, batch->n, work->x);
     cl_inputs_begin(&work->input, work->x, m->spec.hidden_size, batch->n, m->spec.hidden_size);

@@ -1,4 +1,4 @@
-"""The model in memory, from Python: one call per step, typed results, handles that cannot be used after they are closed.
+"""The model in memory, from Python: one call per step, typed results, handles that refuse use after closing.
 
 Owns the lifetime of the core's handles and the translation of its errors. Refuses policy: what runs next, and what text
 means, is decided above. Everything here but Sequence.cancel and Model.stats is for one thread at a time. The GIL is

@@ -1,7 +1,7 @@
 """Fills cl_model_options: from a container's manifest and the caller's ModelOptions to the plain structs of colibri.h.
 
-Owns the translation of ModelSpec, dense tensors, expert layers and extents, field by field; checks nothing that the core
-checks itself. Everything that the structs point to is kept alive by the returned object until the call is over.
+Owns the translation of ModelSpec, dense tensors, expert layers and extents, field by field; checks nothing that the
+core checks itself. Everything that the structs point to is kept alive by the returned object until the call is over.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ VERIFY: dict[str, int] = {"always": 0}
 class ModelOptions:
     """How a model is held in memory and run; the fields of cl_model_options that are not the container's.
 
-    expert_slots: experts kept in memory. kv_pages: pages of 64 positions for all sequences. ring_slots: read ring beside
-    the cache. max_rows: decode rows in one step. max_prefills, pass_tokens: prefill cursors alive at once, and the
+    expert_slots: experts kept in memory. kv_pages: pages of 64 positions for all sequences. ring_slots: read ring
+    beside the cache. max_rows: decode rows in one step. max_prefills, pass_tokens: prefill cursors alive at once, and the
     longest pass of each. threads: 0 for all cores that the process may use. io_threads: per stripe, 0 for the default.
     banned_tokens: ids that are never sampled.
     """
@@ -105,9 +105,7 @@ class COptions:
             rope_target.inv_freq = self._keep("float[]", list(rope.inv_freq))
         return c
 
-    def _fill_expert_layer(
-        self, c: CData, layer: manifest_pb2.ExpertLayer, container: Container, index: int
-    ) -> None:
+    def _fill_expert_layer(self, c: CData, layer: manifest_pb2.ExpertLayer, container: Container, index: int) -> None:
         kinds = [int(part.kind) for part in layer.parts]
         if kinds != [1, 2, 3]:
             raise InvalidError(f"layer {layer.layer} experts: parts are {kinds}, this build reads gate, up, down")

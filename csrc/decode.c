@@ -1,9 +1,10 @@
 /* decode.c - one token of each of several sequences through the whole model.
  *
  * Owns the walk over the layers and the union of what the rows want: an expert is read at most once per layer, however
- * many rows want it. Experts are computed in the order in which they arrive, each into its own place; the sums are then
- * made in ascending id. A row that fails (read error, NaN, cancelled, no KV page) fails alone: from then on it wants no
- * experts, and what is computed for it is thrown away. Refuses to leave traces of it: its sequence keeps its length.
+ * many rows want it. Experts are computed in the order in which they arrive, each into its own place; the sums are
+ * then made in ascending id. A row that fails (read error, NaN, cancelled, no KV page) fails alone: from then on it
+ * wants no experts, and what is computed for it is thrown away. Refuses to leave traces of it: its sequence keeps its
+ * length.
  */
 #include "clock.h"
 #include "error.h"
@@ -88,8 +89,8 @@ static void count_use(decode *d, uint32_t layer, const cl_use *use, int loaded) 
 
 static void acquire_use(decode *d, uint32_t layer, cl_use *use) {
     int loaded;
-    use->slot = cl_store_acquire(&d->m->store, (uint32_t)d->m->layers[layer].store_layer, use->expert, CL_FOR_DECODE,
-                                 &loaded);
+    use->slot =
+        cl_store_acquire(&d->m->store, (uint32_t)d->m->layers[layer].store_layer, use->expert, CL_FOR_DECODE, &loaded);
     if (use->slot) count_use(d, layer, use, loaded);
 }
 
@@ -227,8 +228,8 @@ static void finish(decode *d) {
     for (uint64_t i = 0; i < d->n; i++) {
         cl_row *row = d->rows[i];
         const float *logits = m->work.logits + i * vocab;
-        if (!d->dead[i] && cl_choose(m, logits, &row->sampling, d->batch.positions[i] + 1, &row->next_token,
-                                     &row->error))
+        if (!d->dead[i] &&
+            cl_choose(m, logits, &row->sampling, d->batch.positions[i] + 1, &row->next_token, &row->error))
             kill_row(d, i);
         if (d->dead[i]) {
             cl_seq_trim(row->seq);

@@ -1,8 +1,8 @@
 /* dense.c - the dense tensors: what the spec asks for, where each goes in memory, and how it gets there.
  *
- * Owns the table of roles. A tensor is read from dense.safetensors in pieces of a few MiB, checksummed, and tiled on all
- * threads straight into its place in the arena; nothing is ever in memory twice but the piece at hand. Refuses tensors
- * that are missing, doubled, misshapen or not wanted, by layer and role.
+ * Owns the table of roles. A tensor is read from dense.safetensors in pieces of a few MiB, checksummed, and tiled on
+ * all threads straight into its place in the arena; nothing is ever in memory twice but the piece at hand. Refuses
+ * tensors that are missing, doubled, misshapen or not wanted, by layer and role.
  */
 #include "error.h"
 #include "fpmode.h"
@@ -238,8 +238,8 @@ static int read_blob(loader *l, const cl_blob *blob, int kind, uint64_t at, uint
         return cl_fail(err, CL_CORRUPT, "%s ends at offset %llu, inside tensor %s", l->m->dense_path,
                        (unsigned long long)(blob->offset + at + done), l->name);
     if (failed)
-        return cl_fail(err, CL_IO, "%s: reading tensor %s at offset %llu failed: %s (errno %d)", l->m->dense_path, l->name,
-                       (unsigned long long)(blob->offset + at + done), strerror(failed), failed);
+        return cl_fail(err, CL_IO, "%s: reading tensor %s at offset %llu failed: %s (errno %d)", l->m->dense_path,
+                       l->name, (unsigned long long)(blob->offset + at + done), strerror(failed), failed);
     l->crc[kind] = cl_crc32c(l->crc[kind], data, bytes);
     cl_count(&l->m->counters.load_bytes_done, bytes);
     cl_tick(l->m);
@@ -316,8 +316,7 @@ static int load_tensor(cl_model *m, int fd, const cl_tensor *tensor, cl_error *e
 
 static int load_all(cl_model *m, cl_error *err) {
     int fd = open(m->dense_path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return cl_fail(err, CL_IO, "%s: open failed: %s (errno %d)", m->dense_path, strerror(errno), errno);
+    if (fd < 0) return cl_fail(err, CL_IO, "%s: open failed: %s (errno %d)", m->dense_path, strerror(errno), errno);
     int code = CL_OK;
     for (uint64_t i = 0; i < m->n_tensors && !code; i++) code = load_tensor(m, fd, &m->tensors[i], err);
     posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* it is in the arena now; a copy in the page cache helps nobody */

@@ -79,18 +79,24 @@ void cl_experts_run(cl_model *m, uint32_t layer, const cl_expert_job *jobs, uint
         const cl_expert_job *job = &jobs[j];
         cl_matrix *matrices = work->matrices + 3 * j;
         for (uint32_t part = 0; part < CL_PARTS; part++) matrices[part] = part_of(l, part, job->record);
-        work->products[2 * j] = (cl_product){&matrices[CL_PART_GATE], gate_in, job->tokens, job->n,
-                                             work->gate + job->pair * width, width, 0, 0};
-        work->products[2 * j + 1] = (cl_product){&matrices[CL_PART_UP], up_in, job->tokens, job->n,
-                                                 work->up + job->pair * width, width, 0, 0};
+        work->products[2 * j] = (cl_product){&matrices[CL_PART_GATE],        gate_in, job->tokens, job->n,
+                                             work->gate + job->pair * width, width,   0,           0};
+        work->products[2 * j + 1] =
+            (cl_product){&matrices[CL_PART_UP], up_in, job->tokens, job->n, work->up + job->pair * width, width, 0, 0};
         for (uint64_t i = 0; i < job->n; i++) work->wave[pairs++] = (uint32_t)(job->pair + i);
     }
     cl_products(m, work->products, 2 * n);
     inner_job inner = {m, down_in, width};
     cl_pool_run(m->pool, pairs, 1 + 8192 / width, silu_and_quantize, &inner);
     for (uint32_t j = 0; j < n; j++)
-        work->products[j] = (cl_product){work->matrices + 3 * j + CL_PART_DOWN, down_in, work->iota + jobs[j].pair,
-                                         jobs[j].n, work->pair_out + jobs[j].pair * hidden, hidden, 0, 0};
+        work->products[j] = (cl_product){work->matrices + 3 * j + CL_PART_DOWN,
+                                         down_in,
+                                         work->iota + jobs[j].pair,
+                                         jobs[j].n,
+                                         work->pair_out + jobs[j].pair * hidden,
+                                         hidden,
+                                         0,
+                                         0};
     cl_products(m, work->products, n);
     cl_count(&m->counters.heartbeat, n);
 }

@@ -1,6 +1,7 @@
 /* ffn.c - the feed-forward half of a layer, but for its routed experts: dense FFN, shared expert, and the sums.
  *
- * Owns the order in which a MoE layer's parts are added: experts ascending (the caller's sum), shared expert, residual.
+ * Owns the order in which a MoE layer's parts are added: experts ascending (the caller's sum), shared expert,
+ * residual.
  */
 #include "model.h"
 #include <string.h>

@@ -1,8 +1,8 @@
 /* io.c - reads expert records from the stripe files.
  *
- * Owns the stripes' file descriptors and, per stripe, a queue and the threads that empty it with pread. A record counts
- * as read when every extent's CRC-32C has been compared, which the reading thread does itself. Refuses to interpret
- * what it reads. An error names stripe, file, offset, layer and expert, and belongs to that record alone.
+ * Owns the stripes' file descriptors and, per stripe, a queue and the threads that empty it with pread. A record
+ * counts as read when every extent's CRC-32C has been compared, which the reading thread does itself. Refuses to
+ * interpret what it reads. An error names stripe, file, offset, layer and expert, and belongs to that record alone.
  *
  * A stripe has two descriptors. The direct one (O_DIRECT) is for what is aligned, which is everything until a short
  * read leaves an odd remainder; the buffered one finishes such remainders, and does it all where O_DIRECT is off.
@@ -105,8 +105,8 @@ static int check_header(const drive *d, const cl_stripe_header *h, const cl_stri
     if (cl_crc32c(0, h, offsetof(cl_stripe_header, header_crc32c)) != h->header_crc32c)
         return header_error(d, err, "the header at offset 0 fails its checksum");
     if (h->version != CL_FORMAT_VERSION)
-        return cl_fail(err, CL_UNSUPPORTED, "stripe %u (%s): format version %u, this build reads %d", d->stripe, d->path,
-                       h->version, CL_FORMAT_VERSION);
+        return cl_fail(err, CL_UNSUPPORTED, "stripe %u (%s): format version %u, this build reads %d", d->stripe,
+                       d->path, h->version, CL_FORMAT_VERSION);
     if (h->stripe != d->stripe || h->stripes != stripes)
         return cl_fail(err, CL_CORRUPT, "stripe %u (%s): the file is stripe %u of %u, expected %u of %u", d->stripe,
                        d->path, h->stripe, h->stripes, d->stripe, stripes);
@@ -218,16 +218,20 @@ static void fail_read(const drive *d, cl_task *task, int failed, uint64_t done) 
     if (atomic_exchange(&r->failed, 1)) return;
     uint64_t at = e->file_offset + done;
     if (failed == ENODATA)
-        cl_fail(&r->error, CL_CORRUPT, "layer %u expert %u: stripe %u (%s) ends at offset %llu, inside an extent of %llu "
-                "bytes at %llu", r->layer, r->expert, d->stripe, d->path, (unsigned long long)at,
-                (unsigned long long)e->bytes, (unsigned long long)e->file_offset);
+        cl_fail(&r->error, CL_CORRUPT,
+                "layer %u expert %u: stripe %u (%s) ends at offset %llu, inside an extent of %llu "
+                "bytes at %llu",
+                r->layer, r->expert, d->stripe, d->path, (unsigned long long)at, (unsigned long long)e->bytes,
+                (unsigned long long)e->file_offset);
     else if (failed > 0)
         cl_fail(&r->error, CL_IO, "layer %u expert %u: reading stripe %u (%s) at offset %llu failed: %s (errno %d)",
                 r->layer, r->expert, d->stripe, d->path, (unsigned long long)at, strerror(failed), failed);
     else
-        cl_fail(&r->error, CL_CORRUPT, "layer %u expert %u: %llu bytes at offset %llu of stripe %u (%s) fail their "
-                "checksum", r->layer, r->expert, (unsigned long long)e->bytes, (unsigned long long)e->file_offset,
-                d->stripe, d->path);
+        cl_fail(&r->error, CL_CORRUPT,
+                "layer %u expert %u: %llu bytes at offset %llu of stripe %u (%s) fail their "
+                "checksum",
+                r->layer, r->expert, (unsigned long long)e->bytes, (unsigned long long)e->file_offset, d->stripe,
+                d->path);
 }
 
 static void do_task(drive *d, cl_task *task) {

@@ -17,8 +17,8 @@ typedef struct cl_task {
 /* One record on its way. Owned by its slot; the I/O threads touch it from cl_io_submit until `pending` is 0. */
 typedef struct cl_read {
     uint8_t *data;
-    uint32_t layer, expert; /* for the error text */
-    cl_task *tasks;         /* [most extents per record] */
+    uint32_t layer, expert;   /* for the error text */
+    cl_task *tasks;           /* [most extents per record] */
     _Atomic uint32_t pending; /* extents not yet read and verified */
     _Atomic uint32_t failed;
     cl_error error; /* of the extent that failed first */
@@ -38,8 +38,8 @@ void cl_io_submit(cl_io *io, cl_read *read, const cl_extent *extents, uint32_t n
 uint32_t cl_io_events(const cl_io *io);
 void cl_io_wait(cl_io *io, uint32_t seen, uint64_t timeout_us);
 
-/* pread that loops over short results and EINTR, and tries EIO once more. 0, or an errno; ENODATA at the file's end, with
- * the number of bytes that were there in *done. */
+/* pread that loops over short results and EINTR, and tries EIO once more. 0, or an errno; ENODATA at the file's end,
+ * with the number of bytes that were there in *done. */
 int cl_pread_all(int fd, void *data, uint64_t bytes, uint64_t offset, uint64_t *done);
 
 #endif

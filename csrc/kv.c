@@ -1,9 +1,9 @@
 /* kv.c - the paged pool of keys and values, and the sequences that own its pages.
  *
- * Owns the pages (in the arena) and the list of the free ones. A page holds CL_KV_PAGE_POSITIONS positions of all layers;
- * a sequence takes pages as it grows and gives them back when it is freed or when an item of it failed. Refuses to
- * grow: without a free page the item gets CL_FULL. Export and import copy pages as they are; what they mean to a
- * session, and their checksums, are the caller's.
+ * Owns the pages (in the arena) and the list of the free ones. A page holds CL_KV_PAGE_POSITIONS positions of all
+ * layers; a sequence takes pages as it grows and gives them back when it is freed or when an item of it failed.
+ * Refuses to grow: without a free page the item gets CL_FULL. Export and import copy pages as they are; what they mean
+ * to a session, and their checksums, are the caller's.
  */
 #include "kv.h"
 #include "error.h"
@@ -72,9 +72,7 @@ static void give_back(cl_seq *seq, uint64_t keep) {
     atomic_store(&kv->counters->kv_pages_free, kv->n_free);
 }
 
-static uint64_t pages_for(uint64_t positions) {
-    return (positions + CL_KV_PAGE_POSITIONS - 1) / CL_KV_PAGE_POSITIONS;
-}
+static uint64_t pages_for(uint64_t positions) { return (positions + CL_KV_PAGE_POSITIONS - 1) / CL_KV_PAGE_POSITIONS; }
 
 void cl_seq_trim(cl_seq *seq) { give_back(seq, pages_for(seq->length)); }
 
@@ -113,7 +111,8 @@ int cl_seq_take_cancel(cl_seq *seq) {
 uint32_t cl_kv_layout(const cl_model *model, cl_kv_section *sections, uint32_t capacity) {
     const cl_kv *kv = &model->kv;
     for (uint32_t l = 0; l < kv->n_layers && l < capacity; l++)
-        sections[l] = (cl_kv_section){l, CL_SECTION_KV, (uint32_t)kv->dtype, kv->layers[l].offset, kv->layers[l].bytes};
+        sections[l] =
+            (cl_kv_section){l, CL_SECTION_KV, (uint32_t)kv->dtype, kv->layers[l].offset, kv->layers[l].bytes};
     return kv->n_layers;
 }
 

@@ -28,8 +28,8 @@ struct cl_seq {
     struct cl_model *model;
     uint64_t length;
     uint64_t n_pages, most_pages;
-    uint32_t in_use;   /* a prefill cursor owns it, or a step is running it */
-    uint32_t step;     /* mark of the step that saw it last, to find duplicates */
+    uint32_t in_use; /* a prefill cursor owns it, or a step is running it */
+    uint32_t step;   /* mark of the step that saw it last, to find duplicates */
     _Atomic uint32_t cancelled;
     uint8_t *pages[]; /* [most_pages] */
 };

@@ -1,12 +1,13 @@
-/* linear.c - what every block of the forward pass is made of: quantised activations, matrix products, norms, residuals.
+/* linear.c - what every block of the forward pass is made of: quantised activations, matrix products, norms,
+ * residuals.
  *
- * Owns the division of that work between threads, always by outputs (tiles of a matrix, tokens), never inside a sum, so
- * the thread count cannot change a bit. Refuses to know what a matrix means.
+ * Owns the division of that work between threads, always by outputs (tiles of a matrix, tokens), never inside a sum,
+ * so the thread count cannot change a bit. Refuses to know what a matrix means.
  */
 #include "model.h"
 #include <string.h>
 
-#define PIECE_BYTES (192u << 10)  /* of weights: large beside a fork-join, small beside a layer */
+#define PIECE_BYTES (192u << 10) /* of weights: large beside a fork-join, small beside a layer */
 #define PIECE_FLOATS (16u << 10) /* of activations */
 
 static uint64_t rows_per_piece(uint64_t cols) {

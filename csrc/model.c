@@ -1,7 +1,7 @@
 /* model.c - the two ends of the forward pass: from token ids to the residual stream, and from it to the next token.
  *
- * Between them lie the layers: cl_attention, then either cl_ffn_dense or route, experts, combine. decode.c walks them for
- * one token of many sequences, prefill.c for many tokens of one.
+ * Between them lie the layers: cl_attention, then either cl_ffn_dense or route, experts, combine. decode.c walks them
+ * for one token of many sequences, prefill.c for many tokens of one.
  */
 #include "model.h"
 #include "error.h"
@@ -41,9 +41,11 @@ int cl_all_finite(const float *x, uint64_t n) {
 
 int cl_sampling_check(const cl_sampling *sampling, cl_error *err) {
     if (!(sampling->temperature >= 0) || isinf(sampling->temperature))
-        return cl_fail(err, CL_INVALID, "sampling: temperature is %g, must be a number >= 0", (double)sampling->temperature);
+        return cl_fail(err, CL_INVALID, "sampling: temperature is %g, must be a number >= 0",
+                       (double)sampling->temperature);
     if (!(sampling->top_p > 0 && sampling->top_p <= 1))
-        return cl_fail(err, CL_INVALID, "sampling: top_p is %g, must be above 0 and at most 1", (double)sampling->top_p);
+        return cl_fail(err, CL_INVALID, "sampling: top_p is %g, must be above 0 and at most 1",
+                       (double)sampling->top_p);
     return CL_OK;
 }
 

@@ -83,8 +83,8 @@ typedef struct cl_product {
 /* Tokens on their way through a layer: the rows of a decode step, or a tile of a prefill cursor. */
 typedef struct cl_batch {
     uint64_t n;
-    float *h;                 /* [n, hidden], the residual stream */
-    cl_seq *const *seqs;      /* [n] */
+    float *h;                  /* [n, hidden], the residual stream */
+    cl_seq *const *seqs;       /* [n] */
     const uint64_t *positions; /* [n] */
 } cl_batch;
 
@@ -102,34 +102,34 @@ typedef struct cl_work {
     uint64_t pairs;  /* capacity in (token, expert) pairs */
     cl_seq **seqs;
     uint64_t *positions;
-    float *h;        /* [max_rows, hidden], decode's residual stream */
-    float *x;        /* [tokens, hidden], normed */
+    float *h; /* [max_rows, hidden], decode's residual stream */
+    float *x; /* [tokens, hidden], normed */
     float *q, *k, *v, *attended;
-    float *out;      /* [tokens, hidden] */
-    float *gate, *up; /* [pairs, widest intermediate] */
-    float *pair_out; /* [pairs, hidden] */
+    float *out;                           /* [tokens, hidden] */
+    float *gate, *up;                     /* [pairs, widest intermediate] */
+    float *pair_out;                      /* [pairs, hidden] */
     float *router_logits, *route_scratch; /* [tokens, experts], [tokens, 2 * experts] */
-    uint32_t *ids;   /* [max_rows, top_k] */
+    uint32_t *ids;                        /* [max_rows, top_k] */
     float *weights;
-    float *output_gate; /* [tokens] */
+    float *output_gate;   /* [tokens] */
     float *cosine, *sine; /* [tokens, rope pairs] */
-    float *attend;   /* [threads, attend_floats] */
+    float *attend;        /* [threads, attend_floats] */
     uint64_t attend_floats;
-    float *logits;   /* [max_rows, vocab] */
+    float *logits; /* [max_rows, vocab] */
     void *sample_scratch;
     cl_inputs input, inner;
     cl_product *products;
     cl_expert_job *jobs; /* [pairs] */
     cl_matrix *matrices; /* [pairs, 3] */
-    uint32_t *iota;  /* [pairs] 0, 1, 2, ... */
-    uint32_t *wave;  /* [pairs] the pairs that one round of experts computes */
+    uint32_t *iota;      /* [pairs] 0, 1, 2, ... */
+    uint32_t *wave;      /* [pairs] the pairs that one round of experts computes */
     /* decode: its rows, and what they want of the layer at hand */
-    cl_row **rows;     /* [max_rows] */
-    uint8_t *dead;     /* [max_rows] */
-    uint8_t *bad;      /* [tokens] */
-    uint32_t *first;   /* [experts + 1] */
+    cl_row **rows;                          /* [max_rows] */
+    uint8_t *dead;                          /* [max_rows] */
+    uint8_t *bad;                           /* [tokens] */
+    uint32_t *first;                        /* [experts + 1] */
     uint32_t *order, *tokens_of, *place_of; /* [pairs] */
-    struct cl_use *uses; /* [pairs] */
+    struct cl_use *uses;                    /* [pairs] */
 } cl_work;
 
 struct cl_model {
@@ -161,7 +161,7 @@ struct cl_model {
     struct cl_prefill *prefills;
     uint32_t max_rows, max_prefills, pass_tokens, max_context, threads;
     uint8_t *banned; /* bitmap */
-    uint32_t step; /* number of the step, to mark sequences */
+    uint32_t step;   /* number of the step, to mark sequences */
 };
 
 static inline const cl_weight *cl_layer_weight(const cl_layer *layer, cl_role role) { return &layer->weights[role]; }

@@ -92,8 +92,8 @@ static void place_spec(cl_model *m, cl_carve *c, const cl_model_options *o) {
     m->spec.ropes = ropes;
 }
 
-static void place_inputs(cl_model *m, cl_carve *c, cl_inputs *in, uint64_t n, uint64_t cols, uint64_t n2, uint64_t cols2,
-                         uint64_t n3, uint64_t cols3) {
+static void place_inputs(cl_model *m, cl_carve *c, cl_inputs *in, uint64_t n, uint64_t cols, uint64_t n2,
+                         uint64_t cols2, uint64_t n3, uint64_t cols3) {
     for (uint32_t i = 0; i < m->n_group_sizes; i++) {
         uint32_t group = m->group_sizes[i];
         uint64_t bytes = cl_acts_bytes(m->activation, n, cols, group);
@@ -210,9 +210,15 @@ int cl_model_plan(const cl_model_options *options, cl_memory_plan *plan, cl_erro
     int code = measure(m, carves, options, &total, err);
     free(m);
     if (code) return code;
-    *plan = (cl_memory_plan){carves[DENSE].used,   cl_kv_page_bytes(options) * options->kv_pages,
-                             cl_kv_page_bytes(options), cl_store_slot_bytes(options), carves[SLOTS].used,
-                             carves[RING].used,    carves[PREFILL].used, carves[BUFFERS].used, total};
+    *plan = (cl_memory_plan){carves[DENSE].used,
+                             cl_kv_page_bytes(options) * options->kv_pages,
+                             cl_kv_page_bytes(options),
+                             cl_store_slot_bytes(options),
+                             carves[SLOTS].used,
+                             carves[RING].used,
+                             carves[PREFILL].used,
+                             carves[BUFFERS].used,
+                             total};
     plan->kv_bytes = carves[KV].used;
     return CL_OK;
 }

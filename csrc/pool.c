@@ -4,8 +4,8 @@
  * loses its core costs one piece and not half the job. Between jobs a worker spins for a bounded moment (the next job
  * of a step follows within microseconds) and then sleeps on a futex. Refuses to spin while anybody waits for a drive.
  *
- * A worker that wakes late is not waited for: it enters a job only through the gate, which the caller closes as soon as
- * all pieces are taken; then only the workers inside are waited for.
+ * A worker that wakes late is not waited for: it enters a job only through the gate, which the caller closes as soon
+ * as all pieces are taken; then only the workers inside are waited for.
  */
 #define _GNU_SOURCE /* affinity mask */
 #include "pool.h"

@@ -1,10 +1,10 @@
 /* prefill.c - a pass of a prompt through the layers, one layer after the other, one work item after the other.
  *
- * Owns the cursor: n x hidden floats and its place (layer, phase, expert, token), so that it can be suspended after any
- * work item and go on in a later step. A layer's experts are walked in ascending id, each read at most once for the whole
- * pass, with the next reads already in flight through the ring beside the cache; what decoding keeps hot is not evicted.
- * Refuses to change its sequence before the end: keys and values are written beyond the sequence's length, which grows
- * when the last item is done.
+ * Owns the cursor: n x hidden floats and its place (layer, phase, expert, token), so that it can be suspended after
+ * any work item and go on in a later step. A layer's experts are walked in ascending id, each read at most once for
+ * the whole pass, with the next reads already in flight through the ring beside the cache; what decoding keeps hot is
+ * not evicted. Refuses to change its sequence before the end: keys and values are written beyond the sequence's
+ * length, which grows when the last item is done.
  */
 #include "prefill.h"
 #include "clock.h"
@@ -169,8 +169,9 @@ static int route_item(cl_prefill *p) {
     cl_experts_route(m, p->layer, n, p->ids + at * s->top_k, p->weights + at * s->top_k, p->bad + at);
     for (uint32_t i = 0; i < n; i++)
         if (p->bad[at + i])
-            return cl_fail(&p->error, CL_NONFINITE, "layer %u: the router's logits at position %llu are not all finite",
-                           p->layer, (unsigned long long)(p->seq->length + at + i));
+            return cl_fail(&p->error, CL_NONFINITE,
+                           "layer %u: the router's logits at position %llu are not all finite", p->layer,
+                           (unsigned long long)(p->seq->length + at + i));
     memset(p->sum + at * hidden, 0, n * hidden * sizeof *p->sum);
     p->at += n;
     if (p->at == p->n) {
@@ -258,8 +259,8 @@ static cl_slot *take_expert(cl_prefill *p) {
     read_ahead(p);
     if (is_held(p)) return p->held[p->held_first];
     int loaded;
-    cl_slot *slot = cl_store_acquire(&p->model->store, (uint32_t)layer_of(p)->store_layer, p->expert,
-                                     CL_FOR_PREFILL_NOW, &loaded);
+    cl_slot *slot =
+        cl_store_acquire(&p->model->store, (uint32_t)layer_of(p)->store_layer, p->expert, CL_FOR_PREFILL_NOW, &loaded);
     if (slot && (loaded || p->at == 0)) count_use(p, loaded);
     return slot;
 }
@@ -311,7 +312,8 @@ static void expert_tile(cl_prefill *p, const cl_slot *slot, uint32_t n) {
     cl_expert_job job = {slot->data, NULL, n, 0};
     cl_experts_run(m, p->layer, &job, 1);
     for (uint32_t i = 0; i < n; i++)
-        m->kernels->axpy(p->weights[pairs[i]], work->pair_out + i * hidden, hidden, p->sum + pairs[i] / top_k * hidden);
+        m->kernels->axpy(p->weights[pairs[i]], work->pair_out + i * hidden, hidden,
+                         p->sum + pairs[i] / top_k * hidden);
 }
 
 static void next_expert(cl_prefill *p) {
@@ -360,7 +362,8 @@ static int item(cl_prefill *p, uint64_t deadline_us) {
 void cl_prefill_report(cl_cursor *cursor) {
     const cl_prefill *p = cursor->prefill;
     cursor->done = p->phase == CL_PHASE_DONE;
-    cursor->positions_done = cursor->done ? p->n : (uint32_t)((uint64_t)p->n * p->layer / (p->model->spec.n_layers + 1));
+    cursor->positions_done =
+        cursor->done ? p->n : (uint32_t)((uint64_t)p->n * p->layer / (p->model->spec.n_layers + 1));
     cursor->next_token = p->next_token;
     cursor->counts = p->counts;
     cursor->error = p->error;

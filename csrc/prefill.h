@@ -22,17 +22,17 @@ struct cl_prefill {
     cl_sampling sampling;
     float *all_logits;
 
-    float *h;           /* [pass_tokens, hidden] the residual stream */
-    float *sum;         /* [pass_tokens, hidden] the routed experts so far */
-    uint32_t *ids;      /* [pass_tokens, top_k] */
-    float *weights;     /* [pass_tokens, top_k] */
-    uint8_t *bad;       /* [pass_tokens] */
+    float *h;                /* [pass_tokens, hidden] the residual stream */
+    float *sum;              /* [pass_tokens, hidden] the routed experts so far */
+    uint32_t *ids;           /* [pass_tokens, top_k] */
+    float *weights;          /* [pass_tokens, top_k] */
+    uint8_t *bad;            /* [pass_tokens] */
     uint32_t *first, *order; /* pairs by expert */
 
     /* where it stands */
     uint32_t layer;
     cl_phase phase;
-    uint32_t at;        /* next token of the phase, or next pair of the expert */
+    uint32_t at; /* next token of the phase, or next pair of the expert */
     uint32_t expert;
     uint32_t next_read; /* first expert not yet looked at for reading ahead */
     cl_slot **held;     /* [ring_slots] reads ahead, ascending expert, from held_first on, in a circle */

@@ -1,8 +1,8 @@
 /* spec.c - refuses what the core cannot run, before anything is allocated or read.
  *
- * Owns the limits of every field of cl_spec, of the expert layers and of the options. The numbers come from a container,
- * which is hostile until checked: after these checks no product of two sizes overflows 64 bits and no index leaves its
- * array. Errors name layer and field.
+ * Owns the limits of every field of cl_spec, of the expert layers and of the options. The numbers come from a
+ * container, which is hostile until checked: after these checks no product of two sizes overflows 64 bits and no index
+ * leaves its array. Errors name layer and field.
  */
 #include "error.h"
 #include "format.h"
@@ -46,7 +46,8 @@ static void must_be_positive(check *c, const char *field, float value) {
 static void one_of(check *c, const char *field, int32_t value, int32_t least, int32_t most) {
     if (value >= least && value <= most) return;
     if (c->code) return;
-    c->code = cl_fail(c->err, CL_UNSUPPORTED, "spec: layer %d: %s %d is not known to this build", c->layer, field, value);
+    c->code =
+        cl_fail(c->err, CL_UNSUPPORTED, "spec: layer %d: %s %d is not known to this build", c->layer, field, value);
 }
 
 static void check_model(check *c, const cl_spec *s) {
@@ -55,7 +56,8 @@ static void check_model(check *c, const cl_spec *s) {
     in_range(c, "max_positions", s->max_positions, 1, INT32_MAX);
     in_range(c, "layers", s->n_layers, 1, MOST_LAYERS);
     in_range(c, "ropes", s->n_ropes, 1, MOST_LAYERS);
-    if (!(isfinite(s->norm_eps) && s->norm_eps >= 0)) refuse(c, "norm_eps", (double)s->norm_eps, "must be finite and >= 0");
+    if (!(isfinite(s->norm_eps) && s->norm_eps >= 0))
+        refuse(c, "norm_eps", (double)s->norm_eps, "must be finite and >= 0");
     must_be_finite(c, "norm_weight_offset", s->norm_weight_offset);
     must_be_positive(c, "embedding_scale", s->embedding_scale);
     must_be_positive(c, "residual_scale", s->residual_scale);
@@ -81,7 +83,8 @@ static void check_attention(check *c, const cl_layer_spec *l, const cl_spec *s) 
     if (!c->code && l->heads % l->kv_heads) refuse(c, "heads", l->heads, "must be a multiple of kv_heads");
     must_be_positive(c, "attention scale", l->attention_scale);
     one_of(c, "qk_norm", l->qk_norm, CL_QK_NORM_NONE, CL_QK_NORM_FULL);
-    if (!(isfinite(l->clip_qkv) && l->clip_qkv >= 0)) refuse(c, "clip_qkv", (double)l->clip_qkv, "must be finite and >= 0");
+    if (!(isfinite(l->clip_qkv) && l->clip_qkv >= 0))
+        refuse(c, "clip_qkv", (double)l->clip_qkv, "must be finite and >= 0");
     in_range(c, "rope", l->rope, 0, s->n_ropes - 1);
     if (!c->code && s->ropes[l->rope].dims > l->head_dim)
         refuse(c, "rope dims", s->ropes[l->rope].dims, "must not exceed head_dim");
@@ -163,16 +166,17 @@ static int check_parts(const cl_expert_layer *e, const cl_layer_spec *l, uint32_
         uint64_t rows = i == CL_PART_DOWN ? hidden : l->expert_intermediate_size;
         uint64_t cols = i == CL_PART_DOWN ? l->expert_intermediate_size : hidden, bytes;
         if (p->rows != rows || p->cols != cols)
-            return cl_fail(err, CL_INVALID, "layer %u experts: %s is [%llu, %llu], the spec wants [%llu, %llu]", e->layer,
-                           part_names[i], (unsigned long long)p->rows, (unsigned long long)p->cols,
+            return cl_fail(err, CL_INVALID, "layer %u experts: %s is [%llu, %llu], the spec wants [%llu, %llu]",
+                           e->layer, part_names[i], (unsigned long long)p->rows, (unsigned long long)p->cols,
                            (unsigned long long)rows, (unsigned long long)cols);
         cl_error inner = {0};
         int code = cl_tiles_bytes(&p->format, rows, cols, &bytes, &inner);
         if (code) return cl_fail(err, code, "layer %u experts: %s: %s", e->layer, part_names[i], inner.text);
         if (p->bytes != bytes || p->offset % CL_PART_ALIGN || p->offset < end || p->offset > e->record_bytes ||
             bytes > e->record_bytes - p->offset)
-            return cl_fail(err, CL_INVALID, "layer %u experts: %s of %llu bytes at %llu does not fit a record of %llu bytes",
-                           e->layer, part_names[i], (unsigned long long)p->bytes, (unsigned long long)p->offset,
+            return cl_fail(err, CL_INVALID,
+                           "layer %u experts: %s of %llu bytes at %llu does not fit a record of %llu bytes", e->layer,
+                           part_names[i], (unsigned long long)p->bytes, (unsigned long long)p->offset,
                            (unsigned long long)e->record_bytes);
         end = p->offset + bytes;
     }
@@ -183,15 +187,17 @@ static int check_extent(const cl_model_options *o, const cl_expert_layer *e, uin
                         uint64_t expected_offset, cl_error *err) {
     const char *what = NULL;
     if (x->stripe >= o->n_stripes) what = "names a stripe that is not there";
-    else if (x->bytes == 0 || (x->bytes | x->file_offset | x->record_offset) % CL_ALIGN) what = "is not aligned to 4096";
+    else if (x->bytes == 0 || (x->bytes | x->file_offset | x->record_offset) % CL_ALIGN)
+        what = "is not aligned to 4096";
     else if (x->record_offset != expected_offset || x->bytes > e->record_bytes - expected_offset)
         what = "does not continue the record";
     else if (x->file_offset < CL_ALIGN || x->file_offset > o->stripes[x->stripe].bytes ||
              x->bytes > o->stripes[x->stripe].bytes - x->file_offset)
         what = "lies outside its stripe file";
     if (!what) return CL_OK;
-    return cl_fail(err, CL_INVALID, "layer %u expert %u: the extent of %llu bytes at offset %llu of stripe %u %s", e->layer,
-                   expert, (unsigned long long)x->bytes, (unsigned long long)x->file_offset, x->stripe, what);
+    return cl_fail(err, CL_INVALID, "layer %u expert %u: the extent of %llu bytes at offset %llu of stripe %u %s",
+                   e->layer, expert, (unsigned long long)x->bytes, (unsigned long long)x->file_offset, x->stripe,
+                   what);
 }
 
 static int check_extents(const cl_model_options *o, const cl_expert_layer *e, cl_error *err) {
@@ -207,8 +213,8 @@ static int check_extents(const cl_model_options *o, const cl_expert_layer *e, cl
             at += x->bytes;
         }
         if (at != e->record_bytes)
-            return cl_fail(err, CL_INVALID, "layer %u expert %u: its extents cover %llu of %llu bytes", e->layer, expert,
-                           (unsigned long long)at, (unsigned long long)e->record_bytes);
+            return cl_fail(err, CL_INVALID, "layer %u expert %u: its extents cover %llu of %llu bytes", e->layer,
+                           expert, (unsigned long long)at, (unsigned long long)e->record_bytes);
     }
     return CL_OK;
 }

@@ -1,8 +1,8 @@
 /* step.c - the one call that runs the model: all decode rows through all layers, then the prefill cursors for a while.
  *
- * Owns the order of the two, the budget, and the checks of the call itself. Refuses a malformed call (too many rows, one
- * sequence twice, another model's sequence) before anything runs; what goes wrong with one item is reported in that item.
- * Rounding mode and denormals of the calling thread are set for the duration and restored.
+ * Owns the order of the two, the budget, and the checks of the call itself. Refuses a malformed call (too many rows,
+ * one sequence twice, another model's sequence) before anything runs; what goes wrong with one item is reported in
+ * that item. Rounding mode and denormals of the calling thread are set for the duration and restored.
  */
 #include "clock.h"
 #include "error.h"
@@ -41,7 +41,8 @@ static int check_call(cl_model *m, const cl_row *rows, uint32_t n_rows, const cl
     }
     for (uint32_t i = 0; i < n_cursors && !code; i++) {
         const cl_prefill *p = cursors[i].prefill;
-        if (!p || p->model != m || !p->taken) return cl_fail(err, CL_INVALID, "cursor %u: no prefill of this model", i);
+        if (!p || p->model != m || !p->taken)
+            return cl_fail(err, CL_INVALID, "cursor %u: no prefill of this model", i);
         if (!p->seq) return cl_fail(err, CL_INVALID, "cursor %u: its prefill has already ended", i);
         code = enter(m, p->seq, "cursor", i, err);
     }

@@ -41,9 +41,9 @@ typedef struct cl_store {
 
 /* Whom a slot is for decides where it may come from.
  *  DECODE: an empty or the least valued slot of the cache, else a free one of the ring.
- *  PREFILL: a free slot of the ring, or an empty one of the cache as long as another one stays unpinned (a cursor may be
- *    suspended while it holds slots, and decoding must be able to go on). Evicts nothing.
- *  PREFILL_NOW: as PREFILL, else the least valued one of the cache; to be released before the cursor is suspended. */
+ *  PREFILL: a free slot of the ring, or an empty one of the cache as long as another one stays unpinned (a cursor may
+ * be suspended while it holds slots, and decoding must be able to go on). Evicts nothing. PREFILL_NOW: as PREFILL,
+ * else the least valued one of the cache; to be released before the cursor is suspended. */
 typedef enum cl_purpose { CL_FOR_DECODE, CL_FOR_PREFILL, CL_FOR_PREFILL_NOW } cl_purpose;
 typedef enum cl_slot_state { CL_SLOT_LOADING, CL_SLOT_READY, CL_SLOT_FAILED } cl_slot_state;
 
