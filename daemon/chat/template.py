@@ -255,9 +255,14 @@ def load_template(
     if not files:
         return ChatTemplate(listed, variables, source=listed_name, now=now) if listed else None
     source = TEMPLATE_FILE if main is not None else TEMPLATE_FOLDER
-    differs = bool(listed) and listed != files
+    differs = bool(listed) and _without_last_newline(listed) != _without_last_newline(files)
     note = f"{source} is used; {listed_name} differs and is passed over" if differs else ""
     return ChatTemplate(files, variables, source=source, note=note, now=now)
+
+
+def _without_last_newline(templates: Mapping[str, str]) -> dict[str, str]:
+    """Jinja drops one newline at the end of a template, so it makes no difference."""
+    return {name: text.removesuffix("\n") for name, text in templates.items()}
 
 
 def _listed_templates(path: Path, value: Any) -> dict[str, str]:
