@@ -44,6 +44,8 @@ class StopMatcher:
         """Takes the next text; returns what may be shown now. After a match nothing more is released."""
         if self._matched is not None or not text:
             return ""
+        if not self._stops:
+            return text
         buffer = self._held + text
         end, stop = self._first_match(buffer)
         if stop is not None:

@@ -162,14 +162,17 @@ class ChatTemplate:
         """
         name = self._select(tools is not None)
         self._check_request(name, messages, tools, documents, arguments or {})
-        values = {
-            **self._variables,
-            **{key: _plain(value, f"template argument {key!r}") for key, value in (arguments or {}).items()},
-            "messages": [_message(message, index) for index, message in enumerate(messages)],
-            "tools": None if tools is None else _plain(list(tools), "tools"),
-            "documents": None if documents is None else _plain(list(documents), "documents"),
-            "add_generation_prompt": add_generation_prompt,
-        }
+        try:
+            values = {
+                **self._variables,
+                **{key: _plain(value, f"template argument {key!r}") for key, value in (arguments or {}).items()},
+                "messages": [_message(message, index) for index, message in enumerate(messages)],
+                "tools": None if tools is None else _plain(list(tools), "tools"),
+                "documents": None if documents is None else _plain(list(documents), "documents"),
+                "add_generation_prompt": add_generation_prompt,
+            }
+        except RecursionError:
+            raise TemplateError("the chat's values are nested too deeply") from None
         return self._run(self._templates[name], values)
 
     def _select(self, tools: bool) -> str:

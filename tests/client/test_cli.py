@@ -201,6 +201,20 @@ def test_ctrl_c_ends_the_turn_and_the_terminal_session_goes_on(tmp_path: Path) -
     run(tmp_path, body)
 
 
+def test_ctrl_c_keeps_what_was_said_and_exits_with_130(tmp_path: Path) -> None:
+    async def body(daemon: FakeDaemon) -> None:
+        daemon.script = lambda _: until_cancelled(daemon)
+        process = await spawn(daemon, "chat", "--message", "x", "--json")
+        while not daemon.requests:
+            await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 130, err
+        assert json.loads(out)["finish_reason"] == "CANCELLED"
+
+    run(tmp_path, body)
+
+
 def test_a_second_ctrl_c_leaves_the_answer_to_the_daemon(tmp_path: Path) -> None:
     async def deaf(_: object) -> AsyncIterator[types_pb2.GenerateEvent]:
         yield started()
@@ -336,6 +350,18 @@ def test_exit_codes_of_a_daemon_that_is_not_there_or_goes_away(tmp_path: Path) -
         lost = await colibri(daemon, "chat", "--message", "x")
         assert (lost.code, lost.out) == (69, "a\n")
         assert "the connection broke" in lost.err
+
+    run(tmp_path, body)
+
+
+def test_an_answer_that_the_stopping_daemon_paused_says_so(tmp_path: Path) -> None:
+    async def body(daemon: FakeDaemon) -> None:
+        last = finished(1, types_pb2.FINISH_REASON_UNSPECIFIED)
+        last.finished.state = types_pb2.Generation.STATE_PAUSED
+        daemon.script = script_of([started(), delta(0, "a"), last])
+        result = await colibri(daemon, "chat", "--message", "x")
+        assert (result.code, result.out) == (75, "a\n")
+        assert "colibri: the daemon stopped in the middle of the answer" in result.err
 
     run(tmp_path, body)
 
