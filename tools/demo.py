@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ MAX_TOKENS = 48
 LOG_LINES = 20
 READY_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
+Command = Sequence[str | Path]
 MAX_SOCKET_PATH = 107
 """sizeof(sockaddr_un.sun_path) - 1"""
 
@@ -90,11 +91,11 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def show(command: Sequence[str | Path]) -> None:
+def show(command: Command) -> None:
     say("$ " + readable(command))
 
 
-def readable(command: Sequence[str | Path]) -> str:
+def readable(command: Command) -> str:
     """`command` as one would type it in the repository with .venv active."""
     words = [str(word) for word in command]
     if Path(words[0]).parent == BIN:
@@ -114,7 +115,7 @@ class Outcome:
     stderr: str
 
 
-def run(command: Sequence[str | Path], capture: bool = True) -> Outcome:
+def run(command: Command, capture: bool = True) -> Outcome:
     """Run a command, passing its stderr on as it comes; its stdout is kept if `capture`, else it is ours.
 
     Raises DemoError, with the command and the last it wrote, if it fails."""
@@ -136,13 +137,13 @@ def run(command: Sequence[str | Path], capture: bool = True) -> Outcome:
     return outcome
 
 
-def failure(command: Sequence[str | Path], what: str, log: str) -> DemoError:
+def failure(command: Command, what: str, log: str) -> DemoError:
     return DemoError(f"this command {what}:\n    {readable(command)}\nthe last that it wrote:\n{last_lines(log)}")
 
 
 def make_model() -> Path:
     """Folder of the small model's checkpoint, made if need be."""
-    command = [sys.executable, TOOLS / "make_small_model.py"]
+    command: Command = [sys.executable, TOOLS / "make_small_model.py"]
     show(command)
     path = Path(run(command).stdout.strip())
     say(f"model: {path}")
@@ -163,7 +164,7 @@ def place_for(model: Path) -> Place:
 
 def pack(place: Place) -> None:
     """See to it that the container is there and sound. A pack that was stopped goes on; a damaged one is redone."""
-    verify = [BIN / "colibri-pack", "verify", place.container, "--stripe", place.stripe, "--json"]
+    verify: Command = [BIN / "colibri-pack", "verify", place.container, "--stripe", place.stripe, "--json"]
     if (place.container / "manifest.json").exists():
         show(verify)
         try:
@@ -175,12 +176,12 @@ def pack(place: Place) -> None:
         else:
             say("container: there already, and every checksum is right")
             return
-    command = [BIN / "colibri-pack", place.model, "--out", place.container, "--stripe", place.stripe]
+    command: Command = [BIN / "colibri-pack", place.model, "--out", place.container, "--stripe", place.stripe]
     show(command)
     run(command, capture=False)
 
 
-def daemon_command(place: Place) -> list[str | Path]:
+def daemon_command(place: Place) -> Command:
     return [
         *(BIN / "colibrid", "serve", "--container", place.container, "--stripes", place.stripe),
         *("--listen", place.address, "--state", place.state),
@@ -256,8 +257,10 @@ def stop_daemon(place: Place) -> bool:
 
 def ask(place: Place, message: str) -> tuple[int, int]:
     """Ask in the demo's session; return the prompt's tokens and how many of them were not computed again."""
-    command = [BIN / "colibri", "chat", "--addr", place.address, "--session", SESSION, "--message", message]
-    command += ["--temperature", "0", "--max-tokens", str(MAX_TOKENS)]
+    command: Command = [
+        *(BIN / "colibri", "chat", "--addr", place.address, "--session", SESSION, "--message", message),
+        *("--temperature", "0", "--max-tokens", str(MAX_TOKENS)),
+    ]
     show(command)
     outcome = run(command, capture=False)
     statistics = re.search(r"prompt (\d+) tokens \((\d+) cached\)", outcome.stderr)
