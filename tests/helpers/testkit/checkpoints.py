@@ -321,13 +321,13 @@ def tiny_checkpoint(family: str, folder: Path, seed: int = 0, *, dtype: str = "f
     config = AutoConfig.for_model(family, **{**TINY_CONFIGS[family], **overrides})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     _randomise(model, seed)
-    model = model.to(getattr(torch, dtype))
-    model.config.dtype = dtype
+    _round(model, getattr(torch, dtype))
     distinct = len(set(greedy_tokens(model, config.vocab_size)))
     if distinct < MIN_DISTINCT:
         raise ValueError(
             f"{family} seed {seed}: {GREEDY_TOKENS} greedy tokens with {distinct} distinct ones; take another"
         )
+    _store_as(model, getattr(torch, dtype))
     model.save_pretrained(folder, max_shard_size="120KB")
     write_tokenizer(folder, TINY_TOKENIZER_SIZE)
     return folder
@@ -336,9 +336,14 @@ def tiny_checkpoint(family: str, folder: Path, seed: int = 0, *, dtype: str = "f
 def greedy_tokens(model: Any, vocab_size: int, count: int = GREEDY_TOKENS) -> list[int]:
     """The `count` ids that `model` continues a fixed prompt of nine tokens with."""
     tokens = [(7 * index + 3) % vocab_size for index in range(9)]
-    with torch.no_grad():
-        for _ in range(count):
-            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a second thread costs more than it gives at these sizes
+    try:
+        with torch.inference_mode():
+            for _ in range(count):
+                tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    finally:
+        torch.set_num_threads(threads)
     return tokens[-count:]
 
 
@@ -357,3 +362,22 @@ def _randomise(model: Any, seed: int) -> None:
             else:
                 gain = 2.0 if "lm_head" in name or name.endswith("mlp.gate.weight") else 1.2
                 tensor.copy_(noise * (gain / math.sqrt(tensor.shape[-1])))
+
+
+def _kept_in_f32(name: str) -> bool:
+    return "inv_freq" in name or "e_score_correction_bias" in name  # as the hub's checkpoints have it
+
+
+def _round(model: Any, dtype: torch.dtype) -> None:
+    """Round the weights to `dtype`; they stay f32, in which transformers can run any size."""
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if not _kept_in_f32(name):
+                tensor.copy_(tensor.to(dtype))
+
+
+def _store_as(model: Any, dtype: torch.dtype) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if not _kept_in_f32(name):
+            tensor.data = tensor.data.to(dtype)
+    model.config.dtype = dtype

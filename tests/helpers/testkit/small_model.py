@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from smallmodel import cache
-from smallmodel.source import find_gguf
 
 from testkit.repository import ROOT
 
@@ -112,6 +110,10 @@ def fresh_small_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fres
 @pytest.fixture(scope="session")
 def small_model(request: pytest.FixtureRequest) -> Path:
     """Folder of the small real model's checkpoint."""
+    # Imported here: every session loads this plugin, few build the model.
+    from smallmodel import cache
+    from smallmodel.source import find_gguf
+
     key = cache.cache_key(find_gguf())
     target = cache.cached_path(key)
     if cache.read_record(target) is None:
@@ -122,8 +124,10 @@ def small_model(request: pytest.FixtureRequest) -> Path:
 
 def copy_model(source: Path, folder: Path) -> None:
     """Copy the files of a finished model, without its record, into the existing `folder`."""
+    from smallmodel.cache import RECORD
+
     for path in source.iterdir():
-        if path.name != cache.RECORD:
+        if path.name != RECORD:
             shutil.copyfile(path, folder / path.name)
 
 
