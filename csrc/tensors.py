@@ -121,7 +121,10 @@ def _raise_if(err: Any, report: Any = None) -> None:
         return
     if isinstance(error, NonFiniteError) and report is not None:
         error.row, error.col = int(report.nonfinite_row), int(report.nonfinite_col)
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # else the frame holds the error and the error's traceback the frame
 
 
 def _in(buffer: Bytes, name: str, bytes_wanted: int) -> Any:
@@ -131,7 +134,16 @@ def _in(buffer: Bytes, name: str, bytes_wanted: int) -> Any:
         raise InvalidError(f"{name} is not contiguous")
     if view.nbytes < bytes_wanted:
         raise InvalidError(f"{name} has {view.nbytes} bytes where {bytes_wanted} are needed")
-    return ffi.from_buffer("uint8_t[]", buffer)
+    return ffi.from_buffer("uint8_t[]", _lent(view))
+
+
+def _lent(view: memoryview) -> memoryview | U8:
+    """The same bytes as an array, for cffi to hold.
+
+    A memoryview that cffi holds must never become part of a cycle: the garbage collector clears it while it is lent
+    out, and CPython (3.11 at least) then crashes when cffi gives it back. An array is no business of the collector.
+    """
+    return np.frombuffer(view, np.uint8) if view.nbytes else view
 
 
 def _out(buffer: Bytes | None, name: str, bytes_wanted: int) -> tuple[Any, Any]:
@@ -141,7 +153,7 @@ def _out(buffer: Bytes | None, name: str, bytes_wanted: int) -> tuple[Any, Any]:
     view = memoryview(buffer)
     if view.readonly or not view.c_contiguous or view.nbytes != bytes_wanted:
         raise InvalidError(f"{name} must be {bytes_wanted} writable contiguous bytes, not {view.nbytes}")
-    return buffer, ffi.from_buffer("uint8_t[]", buffer, require_writable=True)
+    return buffer, ffi.from_buffer("uint8_t[]", _lent(view), require_writable=True)
 
 
 def tiles_bytes(format: Format, rows: int, cols: int) -> int:  # noqa: A002
