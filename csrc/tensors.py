@@ -160,7 +160,9 @@ def rows_bytes(format: Format, rows: int, cols: int) -> tuple[int, int, int]:  #
     return int(sizes[0]), int(sizes[1]), int(sizes[2])
 
 
-def _source(source: Bytes, source_type: SourceType, rows: int, cols: int, row_stride: int | None) -> tuple[Any, int, int]:
+def _source(
+    source: Bytes, source_type: SourceType, rows: int, cols: int, row_stride: int | None
+) -> tuple[Any, int, int]:
     if source_type not in _SOURCE_TYPES:
         raise InvalidError(f"source_type {source_type!r} is not one of {', '.join(_SOURCE_TYPES)}")
     number, size = _SOURCE_TYPES[source_type]

@@ -27,8 +27,8 @@ class ModelFacts:
 
 
 def capability_names(services: Mapping[str, Collection[str]], text: TextModel) -> list[str]:
-    """Which RPCs are built, as "Service.Method"; "chat.whole" if this model's template renders conversations, and "chat"
-    if it also works in sessions."""
+    """Which RPCs are built, as "Service.Method"; "chat.whole" if this model's template renders
+    conversations, and "chat" if it also works in sessions."""
     names = [f"{service}.{method}" for service, methods in services.items() for method in methods]
     if text.renderer:
         names.append("chat.whole")

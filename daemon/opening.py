@@ -13,6 +13,7 @@ from typing import Self
 
 from colibri.core import core
 from colibri.core.container import Container, ContainerError, open_container
+from colibri.core.errors import CoreError
 from colibri.daemon.admin_service import ModelFacts
 from colibri.daemon.chat import TextError, TextModel
 from colibri.daemon.config import Config
@@ -136,7 +137,7 @@ def plan_memory(
         table = make_table(config, sizes, experts_of(container), estimate, available_memory(), anonymous_bytes())
         chosen = options(table.expert_slots)
         return sizes, table, chosen, core.plan(container, chosen)
-    except (PlanError, core.CoreError) as error:
+    except (PlanError, CoreError) as error:
         raise StartError(str(error)) from error
 
 

@@ -100,6 +100,8 @@ def _refuse(path: Path, text: str) -> NoReturn:
 
 def _no_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
+    for key in result:
+        key.encode()  # a lone surrogate is a ValueError here, and could not be written to a manifest later
     if len(result) != len(pairs):
         repeated, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"key {repeated!r} occurs twice")

@@ -106,7 +106,8 @@ def _weight_map(index: Path, content: dict[str, object]) -> dict[str, str]:
 def _stays_inside(shard: str) -> bool:
     # A back-slash is a legal character here and a separator where the index was written: no guess is safe.
     path = PurePosixPath(shard)
-    return shard == str(path) and not path.is_absolute() and ".." not in path.parts and not set(shard) & {"\\", "\0"}
+    plain = shard.encode("utf-8", "replace").decode() == shard and not set(shard) & {"\\", "\0"}
+    return plain and path.name != "" and shard == str(path) and not path.is_absolute() and ".." not in path.parts
 
 
 def _check_present(folder: Path, names: list[str], weight_map: dict[str, str]) -> None:
@@ -116,7 +117,7 @@ def _check_present(folder: Path, names: list[str], weight_map: dict[str, str]) -
         path = folder / name
         if not path.exists():
             why = describe_open_failure(path, FileNotFoundError(2, "no such file"))
-            missing.append(f"{name} with {counts[name]} tensors ({why})")
+            missing.append(f"{name!r} with {counts[name]} tensors ({why})")
     if missing:
         raise CorruptCheckpointError(f"{folder}: {INDEX_NAME} names shards that are absent: {'; '.join(missing)}")
 
