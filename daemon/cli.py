@@ -16,6 +16,7 @@ import asyncio
 import faulthandler
 import json
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -109,6 +110,8 @@ def _run(config: Config, opened: Opened) -> int:
     async def run() -> tuple[int, bool]:
         notifier = Notifier(warn=log.warning)
         server = Server(config.listen, opened.text, opened.facts, runtime, notifier, config.heartbeat)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, server.stop)
         return await server.run(), server.loading_abandoned
 
     code, abandoned = asyncio.run(run())

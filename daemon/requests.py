@@ -19,7 +19,7 @@ from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 
 from colibri.daemon.chat import OutputText, TextModel
-from colibri.daemon.errors import TokenOutOfRangeError, UnsupportedFieldError
+from colibri.daemon.errors import ContextExceededError, TokenOutOfRangeError, UnsupportedFieldError
 from colibri.daemon.generation import SamplingSpec
 from colibri.daemon.rpc import invalid
 from colibri.v1 import inference_service_pb2 as inference_pb2
@@ -30,6 +30,8 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_TEMPERATURE = 100.0
 MIN_HEARTBEAT_SECONDS = 0.05
+BYTES_PER_TOKEN = 64  # far above what any tokenizer makes one token of, on average
+MIN_INPUT_BYTES = 64 << 10
 MAX_SECONDS = 30 * 86400.0
 MAX_LABELS = 64
 MAX_LABEL_CHARS = 256
@@ -119,6 +121,34 @@ def check_tokens(ids: Sequence[int], vocab_size: int, field: str) -> None:
             f"field {field}[{index}]: token id {ids[index]}; this model has ids 0 to {vocab_size - 1}",
             field=f"{field}[{index}]",
             limit=vocab_size - 1,
+        )
+
+
+def input_limit(max_context: int) -> int:
+    """Bytes of input that are worth tokenising: what is longer cannot fit, and would cost seconds to refuse."""
+    return max(MIN_INPUT_BYTES, BYTES_PER_TOKEN * max_context)
+
+
+def check_input_bytes(count: int, max_context: int, field: str) -> None:
+    """Raises ContextExceededError for input that is too long to be tried."""
+    limit = input_limit(max_context)
+    if count > limit:
+        raise ContextExceededError(
+            f"field {field}: {count} bytes; with a context of {max_context} tokens at most {limit} bytes are taken",
+            field=field,
+            bytes=count,
+            limit=limit,
+        )
+
+
+def check_token_count(count: int, most: int, field: str) -> None:
+    """Raises ContextExceededError with both numbers."""
+    if count > most:
+        raise ContextExceededError(
+            f"field {field}: a prompt of {count} tokens; the context has {most}",
+            field=field,
+            prompt_tokens=count,
+            limit=most,
         )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -26,9 +25,10 @@ from colibri.daemon.chat import TextModel
 from colibri.daemon.config import Address
 from colibri.daemon.engine_api import EngineApi
 from colibri.daemon.errors import ModelLoadingError
-from colibri.daemon.generation import Generation, LoopWake
+from colibri.daemon.generation import LoopWake
 from colibri.daemon.notify import Notifier
 from colibri.daemon.opening import EXIT_FAILURE, EXIT_OK, EXIT_TEMPORARY, StartError
+from colibri.daemon.requests import input_limit
 from colibri.daemon.rpc import Gate, Phase, Rpc, service_handlers
 from colibri.daemon.service import InferenceRpcs
 from colibri.daemon.session_service import SessionRpcs
@@ -39,7 +39,6 @@ log = logging.getLogger("colibri.daemon.server")
 STATUS_SECONDS = 1.0
 DRAIN_GRACE_SECONDS = 2.0  # for streams to take their last event, once the engine has stopped
 MIN_MESSAGE_BYTES = 64 << 20
-MESSAGE_BYTES_PER_TOKEN = 64  # more text than any tokenizer needs for a token on average
 GIB = 1 << 30
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -59,7 +58,7 @@ class Runtime(Protocol):
     def load_progress(self) -> tuple[int, int]:
         """(bytes done, bytes in all); any thread, any time."""
 
-    def start(self, on_change: Callable[[Generation], None]) -> EngineApi:
+    def start(self, wake: LoopWake) -> EngineApi:
         """Makes and starts the engine. Raises StartError."""
 
     def work_done(self) -> int:
@@ -74,7 +73,7 @@ class Runtime(Protocol):
 def message_limit(max_context: int) -> int:
     """The largest request in bytes: a full context of text fits, and what is too long for the context is still read,
     so that its error can give both numbers."""
-    return max(MIN_MESSAGE_BYTES, MESSAGE_BYTES_PER_TOKEN * max_context)
+    return max(MIN_MESSAGE_BYTES, 2 * input_limit(max_context))
 
 
 def server_options(max_context: int) -> list[tuple[str, int]]:
@@ -115,7 +114,7 @@ class Server:
         self.bound = ""
         self.loading_abandoned = False  # a thread is still inside the core: the process must end without clean-up
         services = {
-            "InferenceService": InferenceRpcs(self._need_engine, text, heartbeat).rpcs(),
+            "InferenceService": InferenceRpcs(self._need_engine, text, facts.max_context, heartbeat).rpcs(),
             "SessionService": SessionRpcs(self._need_engine, facts.name, facts.content_id).rpcs(),
         }
         self._services: dict[str, dict[str, Rpc]] = services
@@ -130,16 +129,19 @@ class Server:
             raise ModelLoadingError("the model is still loading")
         return self._engine
 
+    @property
+    def phase(self) -> str:
+        """loading, ready or draining."""
+        return self._gate.phase.value
+
     def stop(self) -> None:
         """Idempotent."""
         self._stop.set()
 
     async def run(self) -> int:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self.stop)
+        """Serves until `stop`. Raises StartError if the address cannot be bound."""
         server = await self._bind()
-        wake = LoopWake(loop)
+        wake = LoopWake(asyncio.get_running_loop())
         try:
             code = await self._live(wake)
         except StartError as error:
@@ -182,7 +184,7 @@ class Server:
         if not await self._load():
             return EXIT_OK
         try:
-            self._engine = await asyncio.to_thread(self._runtime.start, wake.notify)
+            self._engine = await asyncio.to_thread(self._runtime.start, wake)
             self._gate.phase = Phase.READY
             await self._set_health(SERVING)
             self._notifier.ready(f"ready: {self._facts.name} on {self.bound}")

@@ -30,6 +30,8 @@ log = logging.getLogger("colibri.daemon.service")
 
 Result = TypeVar("Result")
 
+MIN_DETOKENIZED = 1 << 16  # ids that Detokenize takes even where the context is shorter
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -52,9 +54,10 @@ async def in_thread(field: str, work: Callable[[], Result]) -> Result:
 class InferenceRpcs:
     """The built methods of InferenceService. `engine` is asked anew per call: there is none while the model loads."""
 
-    def __init__(self, engine: Callable[[], EngineApi], text: TextModel, heartbeat: float) -> None:
+    def __init__(self, engine: Callable[[], EngineApi], text: TextModel, max_context: int, heartbeat: float) -> None:
         self._engine = engine
         self._text = text
+        self._max_context = max_context
         self._heartbeat = heartbeat
         self._defaults = requests.SamplingDefaults.of(text.generation_config)
         self._viewers: Counter[str] = Counter()
@@ -170,12 +173,19 @@ class InferenceRpcs:
         if kind is None:
             raise invalid("input", "one of chat, text or tokens is needed")
         if kind == "tokens":
+            requests.check_token_count(len(given.tokens.ids), self._max_context, "input.tokens.ids")
             requests.check_tokens(given.tokens.ids, self._text.vocab_rows, "input.tokens.ids")
-            prompt = Prompt(list(given.tokens.ids), at_start=False)
-        elif kind == "text":
+            return self._started(Prompt(list(given.tokens.ids), at_start=False), kind, session)
+        requests.check_input_bytes(given.ByteSize(), self._max_context, f"input.{kind}")
+        if kind == "text":
             prompt = await self._text_prompt(given, session)
         else:
             prompt = await self._chat_prompt(given.chat, session)
+        return self._started(prompt, kind, session)
+
+    @staticmethod
+    def _started(prompt: Prompt, kind: str, session: str | None) -> Prompt:
+        """Raises InvalidFieldError if there is nothing to start from; what a session needs, the engine knows."""
         if not prompt.ids and session is None:
             raise invalid("input", f"the {kind} is empty: it gives no token to start from")
         return prompt
@@ -247,6 +257,7 @@ class InferenceRpcs:
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, _: float | None) -> inference_pb2.TokenizeResponse:
         """`add_bos` false is what protobuf cannot tell from unset: the text is taken as it is."""
+        requests.check_input_bytes(request.ByteSize(), self._max_context, "text")
         ids = await in_thread("text", lambda: self._text.encode(request.text, request.add_bos))
         return inference_pb2.TokenizeResponse(ids=ids)
 
@@ -254,6 +265,7 @@ class InferenceRpcs:
         self, request: inference_pb2.DetokenizeRequest, _: float | None
     ) -> inference_pb2.DetokenizeResponse:
         """Special tokens are written out, so that nothing is lost."""
+        requests.check_token_count(len(request.ids), max(self._max_context, MIN_DETOKENIZED), "ids")
         requests.check_tokens(request.ids, self._text.vocab_rows, "ids")
         ids = list(request.ids)
         text = await in_thread("ids", lambda: self._text.decode(ids, skip_special=False))
@@ -262,6 +274,7 @@ class InferenceRpcs:
     async def render_chat(
         self, request: inference_pb2.RenderChatRequest, _: float | None
     ) -> inference_pb2.RenderChatResponse:
+        requests.check_input_bytes(request.ByteSize(), self._max_context, "chat")
         chat = requests.chat_request(request.chat, "chat")
 
         def render() -> tuple[str, list[int]]:
