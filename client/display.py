@@ -62,7 +62,7 @@ class AnswerView:
             if not self._at_line_start:
                 self._write("\n")
             self.note(f"[{event.statistics.line()}]")
-            if event.finish_reason not in ("EOS", "STOP_SEQUENCE"):
+            if event.finish_reason not in ("EOS", "STOP_SEQUENCE", "UNSPECIFIED"):
                 self.note(f"[stopped: {event.finish_reason}]")
 
     def note(self, text: str) -> None:

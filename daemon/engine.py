@@ -320,7 +320,7 @@ class Engine:
             core_ns=loop.clock.core_ns,
             between_ns=loop.clock.between_ns,
             steps=loop.clock.steps,
-            live_sequences=loop.live_sequences,
+            live_sequences=len(loop.sequences),
             kv_pages_used=pages,
             draining=self._draining,
             degraded=tuple(degraded),

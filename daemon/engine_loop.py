@@ -17,8 +17,9 @@ from concurrent.futures import Future
 from colibri.daemon.core_errors import daemon_error, is_cancelled
 from colibri.daemon.errors import DaemonError, EngineFailedError
 from colibri.daemon.generation import FinishReason, GenerationState
+from colibri.daemon.live_sequences import RETRY_SECONDS, LiveSequences
 from colibri.daemon.meters import Rate, StepClock
-from colibri.daemon.model_port import PAGE_POSITIONS, ModelPort, PrefillPort, RowPort, SequencePort
+from colibri.daemon.model_port import ModelPort, PrefillPort, RowPort, SequencePort
 from colibri.daemon.scheduler import Pass, Phase, Plan, Scheduler
 from colibri.daemon.sessions import Session
 from colibri.daemon.store.store import SessionStore
@@ -27,8 +28,6 @@ from colibri.daemon.store.writer import AppendResult, Entry
 from colibri.daemon.turn import Turn, end_record, start_record
 
 log = logging.getLogger("colibri.daemon.engine")
-
-SAVE_RETRY_SECONDS = 0.02
 
 
 class EngineLoop:
@@ -44,6 +43,7 @@ class EngineLoop:
         retain_seconds: float,
     ) -> None:
         self.model, self.store, self.scheduler = model, store, scheduler
+        self.sequences = LiveSequences(model, store)
         self.lock = threading.Condition()
         self.turns: dict[str, Turn] = {}
         self.clock = StepClock()
@@ -55,8 +55,6 @@ class EngineLoop:
         self._retain_seconds = retain_seconds
         self._commands: deque[Callable[[], None]] = deque()
         self._draining = False
-        self._live: dict[str, Session] = {}  # sessions with a sequence
-        self._unsaved: dict[str, Session] = {}  # of those: idle, with pages that did not fit into the store's queue yet
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # ---- any thread
@@ -67,10 +65,6 @@ class EngineLoop:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
-
-    @property
-    def live_sequences(self) -> int:
-        return len(self._live)
 
     def add(self, turn: Turn, positions: int) -> None:
         """Queues a turn, under the lock. Raises QueueFullError, EngineFailedError."""
@@ -136,7 +130,7 @@ class EngineLoop:
         try:
             while self._once():
                 pass
-            self._save_all()
+            self.sequences.save_all()
         except Exception as error:
             log.critical("the engine failed", exc_info=True)
             self._fail_all(EngineFailedError(f"the engine failed: {error!r}"))
@@ -146,8 +140,7 @@ class EngineLoop:
                 commands, self._commands = self._commands, deque()
             for command in commands:
                 command()
-            for session in list(self._live.values()):
-                self._close_sequence(session)
+            self.sequences.close_all()
 
     def _once(self) -> bool:
         with self.lock:
@@ -160,7 +153,7 @@ class EngineLoop:
         for command in commands:
             command()
         for session in evicted:
-            self._evict(session)
+            self.sequences.evict(session)
         if draining:
             for turn in turns:
                 self._finish(turn, GenerationState.PAUSED)
@@ -180,8 +173,9 @@ class EngineLoop:
     def _wait_for_work(self) -> None:
         while not (self._commands or self.turns or self._draining):
             self.clock.idle()
-            self.lock.wait(SAVE_RETRY_SECONDS if self._unsaved else None)
-            if self._unsaved:
+            unsaved = self.sequences.unsaved
+            self.lock.wait(RETRY_SECONDS if unsaved else None)
+            if unsaved:
                 return
 
     def _publish_queue(self) -> None:
@@ -207,20 +201,14 @@ class EngineLoop:
         try:
             if session is None:
                 turn.sequence = self.model.sequence()
-            elif session.sequence is not None:
-                turn.sequence = session.sequence
             else:
-                turn.sequence = session.sequence = self.model.sequence()
-                self._live[session.id] = session
-                pages = self.store.cached_pages(session.stored, session.tokens, session.chain)
-                turn.restoring.extend(pages)
-                full = sum(page.positions == PAGE_POSITIONS for page in pages)
-                session.saved_pages, session.tail = full, pages[-1] if len(pages) > full else None
+                if session.sequence is None:
+                    turn.restoring.extend(self.sequences.open(session))
+                self.sequences.resume(session)
+                turn.sequence = session.sequence
         except Exception as error:
             self._finish(turn, GenerationState.FAILED, FinishReason.ERROR, daemon_error(error))
             return
-        if session is not None:
-            self._unsaved.pop(session.id, None)
         turn.generation.update(state=GenerationState.PREFILLING, queue_position=0, usage=turn.usage)
         if not turn.restoring:
             self._ready(turn)
@@ -240,42 +228,22 @@ class EngineLoop:
 
     def _restore_page(self, turn: Turn) -> None:
         assert turn.session is not None
-        assert turn.sequence is not None
-        name = turn.restoring.popleft()
-        page = self.store.read_page(turn.session.stored, name)
-        if page is not None:
-            turn.sequence.import_page(page, name.positions)
-            turn.generation.update(prompt_tokens_done=turn.sequence.length)
-        else:  # what comes before it is good; the rest is computed again
+        if self.sequences.restore(turn.session, turn.restoring.popleft()):
+            turn.generation.update(prompt_tokens_done=self._sequence(turn).length)
+        else:
             turn.restoring.clear()
-            turn.session.saved_pages, turn.session.tail = name.first // PAGE_POSITIONS, None
 
     def _ready(self, turn: Turn) -> None:
-        assert turn.sequence is not None
-        turn.ready(turn.sequence.length)
+        turn.ready(self._sequence(turn).length)
         with self.lock:
             self.scheduler.start_prefill(turn.name, len(turn.prompt) - turn.kv_before)
         turn.generation.update(usage=turn.usage, prompt_tokens_done=turn.kv_before, re_prefilled=turn.re_prefilled)
 
     def close_idle(self, session: Session) -> None:
         """Closes the sequence of a session that is about to be deleted."""
-        if session.sequence is not None:
-            self._close_sequence(session)
-            with self.lock:
-                self.scheduler.forget_idle(session.id)
-
-    def _close_sequence(self, session: Session) -> None:
-        self._live.pop(session.id, None)
-        self._unsaved.pop(session.id, None)
-        sequence, session.sequence = session.sequence, None
-        if sequence is not None:
-            sequence.close()
-
-    def _evict(self, name: str) -> None:
-        session = self._live.get(name)
-        if session is not None:
-            self._save_now(session)
-            self._close_sequence(session)
+        self.sequences.close(session)
+        with self.lock:
+            self.scheduler.forget_idle(session.id)
 
     # ---- the step
 
@@ -444,9 +412,9 @@ class EngineLoop:
             restored = turn.sequence is None or (not turn.restoring and session.sequence.length == turn.kv_before)
             if turn.produced or restored:
                 idle = session.sequence.length
-                self._unsaved[session.id] = session
+                self.sequences.keep(session)
             if not idle:
-                self._drop_sequence(session)
+                self.sequences.drop(session)
         turn.sequence = None
         with self.lock:
             self._forget(turn, idle)
@@ -462,12 +430,6 @@ class EngineLoop:
 
         entry = Entry(Kind.GEN_END, payload=encode_json(end))
         self.store.append(session.stored, [entry], len(session.tokens), True, on_result)
-
-    def _drop_sequence(self, session: Session) -> None:
-        """KV of tokens that were not committed cannot stay; that of those before them is stored, to be restored."""
-        if session.sequence is not None and session.sequence.length >= len(session.tokens):
-            self._save_now(session)
-        self._close_sequence(session)
 
     def _forget(self, turn: Turn, idle_positions: int = 0) -> None:
         """Takes a turn out of the schedule; under the lock."""
@@ -510,47 +472,8 @@ class EngineLoop:
                 log.critical("%s cannot be ended in order", turn.name, exc_info=True)
                 self._release(turn, GenerationState.FAILED, FinishReason.ERROR, error)
 
-    # ---- pages to the store
-
     def _save_pages(self) -> None:
         for turn in list(self.turns.values()):
             if turn.session is not None and not turn.restoring:
-                self._save(turn.session, tail=False)
-        for session in list(self._unsaved.values()):
-            if self._save(session, tail=True):
-                del self._unsaved[session.id]
-
-    def _save(self, session: Session, tail: bool) -> bool:
-        """Queues what is not stored yet, as far as there is room; whether nothing is left."""
-        sequence, stored = session.sequence, session.stored
-        if sequence is None or stored.kv_error:
-            return True
-        positions = min(sequence.length, len(session.tokens))
-        while session.saved_pages < positions // PAGE_POSITIONS:
-            if not self.store.has_room():
-                return False
-            name = session.chain.name(session.tokens, session.saved_pages)
-            self.store.put_page(stored, name, sequence.export_page(session.saved_pages))
-            session.saved_pages += 1
-        return not tail or self._save_tail(session, sequence, positions)
-
-    def _save_tail(self, session: Session, sequence: SequencePort, positions: int) -> bool:
-        names = session.page_names(positions)
-        if positions % PAGE_POSITIONS and names[-1] != session.tail:
-            if not self.store.has_room():
-                return False
-            self.store.put_page(session.stored, names[-1], sequence.export_page(len(names) - 1))
-            session.tail = names[-1]
-        if session.stored.meta.numerics_id != self.model.numerics_id:
-            self.store.note_numerics(session.stored)
-        self.store.keep_pages(session.stored, names)
-        return True
-
-    def _save_now(self, session: Session) -> None:
-        while not self._save(session, tail=True):
-            time.sleep(SAVE_RETRY_SECONDS / 4)
-
-    def _save_all(self) -> None:
-        for session in list(self._live.values()):
-            self._save_now(session)
-        self.store.flush()
+                self.sequences.save(turn.session, tail=False)
+        self.sequences.save_idle()

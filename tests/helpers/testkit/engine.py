@@ -14,6 +14,7 @@ from colibri.daemon.store.store import SessionStore
 from colibri.daemon.store.writer import Durability
 from testkit.fake_model import FakeModel
 
+_REQUESTS = itertools.count()
 EVER = 30.0  # seconds after which a test has failed
 
 
@@ -27,7 +28,6 @@ class Bench:
         self.model = model or FakeModel()
         self._durability: Durability = durability
         self._options = EngineOptions(**options)
-        self._requests = itertools.count()
         self.start()
 
     def start(self) -> None:
@@ -53,7 +53,7 @@ class Bench:
         return Bench(copy)
 
     def spec(self, tokens: Sequence[int], session: str | None = None, **fields: Any) -> GenerationSpec:
-        fields.setdefault("request_id", f"request-{next(self._requests)}")
+        fields.setdefault("request_id", f"request-{next(_REQUESTS)}")
         fields.setdefault("max_tokens", 5)
         return GenerationSpec(input_ids=tuple(tokens), session=session, **fields)
 
