@@ -47,6 +47,7 @@ class Opened:
     table: MemoryTable
     options: core.ModelOptions
     kv_page_bytes: int
+    dense_bytes: int
 
     @property
     def facts(self) -> ModelFacts:
@@ -89,7 +90,7 @@ def open_model(config: Config) -> Opened:
     except BaseException:
         container.close()
         raise
-    return Opened(config, container, text, sizes, table, options, plan.kv_page_bytes)
+    return Opened(config, container, text, sizes, table, options, plan.kv_page_bytes, plan.dense_bytes)
 
 
 def open_the_container(config: Config) -> Container:

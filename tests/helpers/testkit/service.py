@@ -165,6 +165,33 @@ def text_of(events: Sequence[types_pb2.GenerateEvent]) -> str:
     return "".join(event.delta.text for event in events)
 
 
+async def first(call: Any, kind: str) -> types_pb2.GenerateEvent:
+    """Reads a stream up to the first event of a kind."""
+    while True:
+        event: types_pb2.GenerateEvent = await call.read()
+        if event.WhichOneof("event") == kind:
+            return event
+
+
+async def rest(call: Any) -> list[types_pb2.GenerateEvent]:
+    """Reads a stream to its end."""
+    events = []
+    while (event := await call.read()) is not grpc.aio.EOF:
+        events.append(event)
+    return events
+
+
+def blocked(model: FakeModel) -> threading.Event:
+    """Holds every step of the model until the event is set."""
+    gate = threading.Event()
+
+    def wait() -> None:
+        assert gate.wait(20)
+
+    model.before_step = wait
+    return gate
+
+
 @contextlib.asynccontextmanager
 async def daemon(
     folder: Path, model: FakeModel | None = None, *, wait: bool = True, hold_loading: bool = False, **options: Any
