@@ -1,8 +1,8 @@
 """The `colibri` command: chat, generate, sessions list/show/rm, status.
 
 Exit codes: 0 done, 1 the daemon refused or failed, 2 usage (also what the daemon calls an invalid argument),
-69 the daemon cannot be reached or went away, 75 try again later (busy, full, loading, draining), 78 configuration
-(no usable address, a session of another model, no access), 130 left with Ctrl-C.
+69 the daemon cannot be reached or went away, 75 try again later (busy, full, loading, draining, stopped in the middle
+of an answer), 78 configuration (no usable address, a session of another model, no access), 130 ended with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.console import Console
 
 from colibri.client import display
 from colibri.client.client import Client
-from colibri.client.conversation import AbandonedError, Answer, Conversation, follow
+from colibri.client.conversation import AbandonedError, Answer, Conversation, PausedError, follow
 from colibri.client.errors import (
     AbortedError,
     AccessError,
@@ -58,6 +58,7 @@ def exit_code(error: ColibriError) -> int:
         (ServerLostError, EX_UNAVAILABLE),
         (ResourceExhaustedError, EX_TEMPFAIL),
         (AbortedError, EX_TEMPFAIL),
+        (PausedError, EX_TEMPFAIL),
         (AddressError, EX_CONFIG),
         (FailedPreconditionError, EX_CONFIG),
         (AccessError, EX_CONFIG),
@@ -152,19 +153,27 @@ def _answer_json(answer: Answer, session: str) -> dict[str, Any]:
     }
 
 
-async def _follow_visibly(client: Client, stream: Any, as_json: bool) -> None:
+Ask = Callable[[display.AnswerView | None], Coroutine[Any, Any, Answer]]
+
+
+async def _answer(ask: Ask, session: str, as_json: bool) -> None:
+    """Shows one answer, or prints it as JSON. Raises AbandonedError if it was cancelled, PausedError as it says."""
     if as_json:
-        _print_json(_answer_json(await follow(client, stream, None), ""))
-        return
-    with display.AnswerView() as view:
-        await follow(client, stream, view)
+        answer = await ask(None)
+        _print_json(_answer_json(answer, session))
+    else:
+        with display.AnswerView() as view:
+            answer = await ask(view)
+    answer.check_not_paused()
+    if answer.cancelled:
+        raise AbandonedError("the answer was cancelled; what it said is kept")
 
 
 async def _generate(client: Client, arguments: argparse.Namespace) -> None:
     sampling, stop = _options(arguments)
     prompt = arguments.prompt if arguments.file is None else _read_prompt(arguments.file)
     stream = client.generate(prompt, add_bos=arguments.add_bos, sampling=sampling, stop=stop)
-    await _follow_visibly(client, stream, arguments.json)
+    await _answer(lambda view: follow(client, stream, view), "", arguments.json)
 
 
 def _read_prompt(path: str) -> str:
@@ -183,15 +192,14 @@ async def _chat_once(client: Client, arguments: argparse.Namespace) -> None:
     if not arguments.session:
         messages = [message("system", arguments.system)] if arguments.system else []
         stream = client.chat([*messages, message("user", arguments.message)], sampling=sampling, stop=stop)
-        await _follow_visibly(client, stream, arguments.json)
+        await _answer(lambda view: follow(client, stream, view), "", arguments.json)
         return
     conversation = await _open(client, arguments)
-    if arguments.json:
-        answer = await conversation.say(arguments.message, system=arguments.system)
-        _print_json(_answer_json(answer, conversation.session.name))
-        return
-    with display.AnswerView() as view:
-        await conversation.say(arguments.message, system=arguments.system, view=view)
+
+    async def ask(view: display.AnswerView | None) -> Answer:
+        return await conversation.say(arguments.message, system=arguments.system, view=view)
+
+    await _answer(ask, conversation.session.name, arguments.json)
 
 
 async def _open(client: Client, arguments: argparse.Namespace) -> Conversation:
@@ -248,7 +256,8 @@ def _chat_loop(runner: asyncio.Runner, client: Client, arguments: argparse.Names
             continue
         try:
             with display.AnswerView() as view:
-                runner.run(conversation.say(line, system=system, view=view))
+                answer = runner.run(conversation.say(line, system=system, view=view))
+            answer.check_not_paused()
             system = ""
         except (AbortedError, InvalidArgumentError, ResourceExhaustedError) as error:
             if not at_terminal:

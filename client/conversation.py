@@ -19,9 +19,15 @@ from colibri.client.options import Sampling, Stop, message
 from colibri.client.stream import GenerationStream
 from colibri.v1 import types_pb2
 
+_ENDS_BY_ITSELF = frozenset({"EOS", "STOP_SEQUENCE", "MAX_TOKENS", "CONTEXT_FULL", "TIME_LIMIT"})
+
 
 class AbandonedError(ColibriError):
-    """A second Ctrl-C: the stream was left; in a session the daemon finishes the answer by itself."""
+    """Ended with Ctrl-C: the answer was cancelled, or with a second Ctrl-C the stream was left."""
+
+
+class PausedError(ColibriError):
+    """The daemon stopped in the middle of the answer; what it said is kept."""
 
 
 class Answer:
@@ -31,6 +37,15 @@ class Answer:
         self.text = ""
         self.token_ids: list[int] = []
         self.finished: Finished | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        return self.finished is not None and self.finished.finish_reason == "CANCELLED"
+
+    def check_not_paused(self) -> None:
+        """Raises PausedError if the daemon stopped before the answer's end."""
+        if self.finished is not None and self.finished.generation.state == types_pb2.Generation.STATE_PAUSED:
+            raise PausedError("the daemon stopped in the middle of the answer; what it said is kept")
 
 
 class _Interrupts:
@@ -133,6 +148,6 @@ class Conversation:
         # Known again only after a turn that ended by itself: after any other the daemon is asked.
         self._position = None
         answer = await follow(self._client, stream, view)
-        if answer.finished is not None and answer.finished.finish_reason != "CANCELLED":
+        if answer.finished is not None and answer.finished.finish_reason in _ENDS_BY_ITSELF:
             self._position = stream.start_position + stream.next_offset
         return answer

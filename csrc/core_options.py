@@ -27,9 +27,9 @@ class ModelOptions:
     """How a model is held in memory and run; the fields of cl_model_options that are not the container's.
 
     expert_slots: experts kept in memory. kv_pages: pages of 64 positions for all sequences. ring_slots: read ring
-    beside the cache. max_rows: decode rows in one step. max_prefills, pass_tokens: prefill cursors alive at once, and the
-    longest pass of each. threads: 0 for all cores that the process may use. io_threads: per stripe, 0 for the default.
-    banned_tokens: ids that are never sampled.
+    beside the cache. max_rows: decode rows in one step. max_prefills, pass_tokens: prefill cursors alive at once, and
+    the longest pass of each. threads: 0 for all cores that the process may use. io_threads: per stripe, 0 for the
+    default. banned_tokens: ids that are never sampled.
     """
 
     expert_slots: int

@@ -121,7 +121,10 @@ def _raise_if(err: Any, report: Any = None) -> None:
         return
     if isinstance(error, NonFiniteError) and report is not None:
         error.row, error.col = int(report.nonfinite_row), int(report.nonfinite_col)
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # else the frame holds the error and the error's traceback the frame
 
 
 def _borrow(buffer: Bytes, name: str) -> U8:

@@ -176,7 +176,7 @@ class Scheduler:
 
     def remove(self, key: str, idle_positions: int = 0) -> None:
         """A generation is over, in whatever phase. `idle_positions`: its session keeps that many positions of KV in
-        memory, as long as nobody else needs the pages."""
+        memory, as long as nobody else needs the pages (an eviction that is under way stands)."""
         entry = self._entries.pop(key)
         if entry.phase is Phase.QUEUED:
             self._queue.remove(entry)
@@ -184,7 +184,7 @@ class Scheduler:
             del self._running[key]
             if key in self._admitted:
                 self._admitted.remove(key)
-        if idle_positions and entry.session is not None:
+        if idle_positions and entry.session is not None and entry.session not in self._evicted:
             assert pages_for(idle_positions) <= entry.pages
             self._idle[entry.session] = pages_for(idle_positions)
         self._promote()

@@ -91,10 +91,15 @@ class PageChain:
         first = index * PAGE_POSITIONS
         assert 0 < positions <= PAGE_POSITIONS
         assert first + positions <= len(tokens)
-        while len(self._links) <= index:
+        if positions == PAGE_POSITIONS:
+            return PageName(self._link(tokens, index + 1), first, positions)
+        return PageName(self._hash(self._link(tokens, index), tokens[first : first + positions]), first, positions)
+
+    def _link(self, tokens: Sequence[int], pages: int) -> bytes:
+        while len(self._links) <= pages:
             start = (len(self._links) - 1) * PAGE_POSITIONS
             self._links.append(self._hash(self._links[-1], tokens[start : start + PAGE_POSITIONS]))
-        return PageName(self._hash(self._links[index], tokens[first : first + positions]), first, positions)
+        return self._links[pages]
 
     @staticmethod
     def _hash(before: bytes, tokens: Sequence[int]) -> bytes:

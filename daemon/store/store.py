@@ -15,7 +15,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from colibri.daemon.errors import ContentMismatchError, DiskFullError, SessionNotFoundError, StoreError
@@ -73,11 +73,12 @@ class StoredSession:
 
 class SessionStore:
     """The state folder of one running model. Methods may be called from any thread; calls that concern one session
-    come from one thread at a time. Raises StoreError when the folder cannot be used at all."""
+    come from one thread at a time. A `root` that is open (and locked) already is taken over. Raises StoreError when the
+    folder cannot be used at all."""
 
     def __init__(
         self,
-        root: Path,
+        root: Path | StateFolder,
         identity: PageIdentity,
         model: str = "",
         durability: Durability = "token",
@@ -85,7 +86,7 @@ class SessionStore:
     ) -> None:
         self.identity = identity
         self.durability = durability
-        self.folder = StateFolder(root, identity.content_id, model)
+        self.folder = root if isinstance(root, StateFolder) else StateFolder(root, identity.content_id, model)
         self._writer = Writer(durability, max_waiting_pages * identity.file_bytes)
         self._ids = set(self.folder.session_ids())
         self._lock = threading.Lock()
@@ -154,21 +155,22 @@ class SessionStore:
         stored.kv_position = sum(page.positions for page in self.cached_pages(stored, content.tokens, None))
         return stored, content
 
-    def delete(self, stored: StoredSession) -> None:
-        """Removes a session and the pages that only it used; done when it returns. Raises StoreError."""
-        with self._lock:
-            self._ids.discard(stored.meta.session)
+    def delete(self, session: str) -> None:
+        """Removes a session, readable or not, and the pages that only it used; done when it returns. Raises
+        StoreError."""
         done: Future[None] = Future()
 
         def run() -> None:
             try:
-                self._delete(stored)
+                self._delete(self.folder.session(session))
                 done.set_result(None)
             except OSError as error:
-                done.set_exception(StoreError(f"session {stored.meta.session} cannot be removed: {error}"))
+                done.set_exception(StoreError(f"session {session} cannot be removed: {error}", session=session))
 
         self._writer.submit(run)
         done.result()
+        with self._lock:
+            self._ids.discard(session)
 
     def write_meta(self, stored: StoredSession, meta: SessionMeta) -> None:
         """Replaces the metadata, at once. Raises OSError."""
@@ -183,6 +185,19 @@ class SessionStore:
             files.write_atomic(stored.log.path, header)
             stored.log = LogFile(stored.log.path, chain, len(header), 0, 0)
         self.write_meta(stored, stored.meta.marked(None))
+
+    def note_numerics(self, stored: StoredSession) -> None:
+        """Queues the note that the session's KV is that of this model's numerics from now on."""
+        meta = replace(stored.meta, numerics_id=self.identity.numerics_id)
+
+        def run() -> None:
+            try:
+                self.write_meta(stored, meta)
+            except OSError as error:
+                stored.kv_error = stored.kv_error or f"metadata cannot be written: {error}"
+                log.error("session %s: %s", meta.session, stored.kv_error)
+
+        self._writer.submit(run)
 
     def check_content(self, stored: StoredSession) -> None:
         """Raises ContentMismatchError if the session belongs to another model."""
@@ -369,10 +384,10 @@ class SessionStore:
         except OSError as error:
             log.error("session %s: bad page %s (%s) cannot be moved: %s", stored.meta.session, path, reason, error)
 
-    def _delete(self, stored: StoredSession) -> None:
-        gone = stored.folder.with_name(f"{files.DELETED}{secrets.token_hex(8)}")
-        os.rename(stored.folder, gone)
+    def _delete(self, folder: Path) -> None:
+        gone = folder.with_name(f"{files.DELETED}{secrets.token_hex(8)}")
+        os.rename(folder, gone)
         files.sync_folder(gone.parent)
-        for link in list((gone / KV_FOLDER).iterdir()):
+        for link in list(gone.glob(f"{KV_FOLDER}/*")):
             self._unlink(link)
         shutil.rmtree(gone)

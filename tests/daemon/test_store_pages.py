@@ -142,12 +142,12 @@ def test_pages_are_shared_and_go_with_their_last_session(tmp_path: Path) -> None
     put_pages(store, other, TOKENS[:128])
     pages = list((tmp_path / "pages").glob("*/*.kvp"))
     assert len(pages) == 3
-    store.delete(one)
+    store.delete("session-one")
     assert len(list((tmp_path / "pages").glob("*/*.kvp"))) == 2
     assert store.ids() == ["session-two"]
     names = store.cached_pages(other, TOKENS, None)
     assert [store.read_page(other, name) for name in names] == [page_bytes(name) for name in names]
-    store.delete(other)
+    store.delete("session-two")
     assert list((tmp_path / "pages").glob("*/*.kvp")) == []
     assert list((tmp_path / "sessions").glob("*/*")) == []
     store.close()

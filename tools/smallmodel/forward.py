@@ -49,14 +49,18 @@ def attention_output(weights: Attention, x: FloatArray, shape: Shape) -> FloatAr
 
 
 def _attend_row(q: FloatArray, k: FloatArray, v: FloatArray, future: FloatArray) -> FloatArray:
-    """softmax(q k^T / sqrt(head_dim) + future) v per head; [n_positions, n_heads or n_kv_heads, head_dim]."""
-    group = q.shape[1] // k.shape[1]
-    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    scores = np.matmul(q.transpose(1, 0, 2), k.transpose(1, 2, 0)) * np.float32(q.shape[2] ** -0.5)
-    scores += future
+    """softmax(q k^T / sqrt(head_dim) + future) v per head; [n_positions, n_heads or n_kv_heads, head_dim].
+
+    The query heads that share a key head are stacked into one matrix: fewer and larger products."""
+    n_positions, n_heads, head_dim = q.shape
+    n_kv_heads = k.shape[1]
+    stacked = q.transpose(1, 0, 2).reshape(n_kv_heads, -1, head_dim)
+    scores = np.matmul(stacked, k.transpose(1, 2, 0)) * np.float32(head_dim**-0.5)
+    scores = scores.reshape(n_heads, n_positions, n_positions) + future
     scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
     scores /= scores.sum(axis=-1, keepdims=True)
-    return np.asarray(np.matmul(scores, v.transpose(1, 0, 2)).transpose(1, 0, 2), dtype=np.float32)
+    mixed = np.matmul(scores.reshape(n_kv_heads, -1, n_positions), v.transpose(1, 0, 2))
+    return np.asarray(mixed.reshape(n_heads, n_positions, head_dim).transpose(1, 0, 2), dtype=np.float32)
 
 
 def add_attention(layer: Layer, hidden: FloatArray, shape: Shape) -> None:

@@ -98,9 +98,9 @@ async def refuse(
 
 
 class FakeDaemon(
-    inference_service_pb2_grpc.InferenceServiceServicer,  # type: ignore[misc]
-    inference_service_pb2_grpc.SessionServiceServicer,  # type: ignore[misc]
-    admin_service_pb2_grpc.AdminServiceServicer,  # type: ignore[misc]
+    inference_service_pb2_grpc.InferenceServiceServicer,
+    inference_service_pb2_grpc.SessionServiceServicer,
+    admin_service_pb2_grpc.AdminServiceServicer,
 ):
     """See the module. `refusal` (code, message, reason, retry seconds, metadata) fails every generation."""
 
