@@ -132,3 +132,38 @@ double ceiling_disk(const char *path, uint64_t bytes, uint64_t block, int depth)
     close(fd);
     return rate;
 }
+
+struct compute_job {
+    int wide; /* 0: int8 activations, maddubs + paddw; 1: int16, maddwd + paddd */
+    uint64_t rounds;
+};
+
+#define FOUR_PAIRS(multiply, add)                                                                                      \
+    multiply " %%ymm14,%%ymm15,%%ymm0\n" add " %%ymm0,%%ymm1,%%ymm1\n" multiply " %%ymm14,%%ymm15,%%ymm2\n" add         \
+             " %%ymm2,%%ymm3,%%ymm3\n" multiply " %%ymm14,%%ymm15,%%ymm4\n" add " %%ymm4,%%ymm5,%%ymm5\n" multiply     \
+             " %%ymm14,%%ymm15,%%ymm6\n" add " %%ymm6,%%ymm7,%%ymm7\n"
+#define CLOBBERED "ymm0", "ymm1", "ymm2", "ymm3", "ymm4", "ymm5", "ymm6", "ymm7"
+
+static void *compute_thread(void *argument) {
+    const struct compute_job *job = argument;
+    for (uint64_t i = 0; i < job->rounds; i++) {
+        if (job->wide)
+            __asm__ volatile(FOUR_PAIRS("vpmaddwd", "vpaddd")::: CLOBBERED);
+        else
+            __asm__ volatile(FOUR_PAIRS("vpmaddubsw", "vpaddw")::: CLOBBERED);
+    }
+    return NULL;
+}
+
+/* Multiply-adds per second of the integer product that the kernels are made of, in registers; < 0 without AVX2. */
+double ceiling_compute(int wide, uint64_t rounds, int threads) {
+    struct compute_job job = {.wide = wide, .rounds = rounds};
+    pthread_t handles[MAX_THREADS];
+    if (threads < 1 || threads > MAX_THREADS || !__builtin_cpu_supports("avx2")) return -1;
+    double start = now();
+    for (int i = 1; i < threads; i++)
+        if (pthread_create(&handles[i], NULL, compute_thread, &job)) return -1;
+    compute_thread(&job);
+    for (int i = 1; i < threads; i++) pthread_join(handles[i], NULL);
+    return (double)rounds * threads * 4 * (wide ? 16 : 32) / (now() - start);
+}

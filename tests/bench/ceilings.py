@@ -29,6 +29,8 @@ def _library() -> ctypes.CDLL:
     library.ceiling_ram.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]
     library.ceiling_disk.restype = ctypes.c_double
     library.ceiling_disk.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]
+    library.ceiling_compute.restype = ctypes.c_double
+    library.ceiling_compute.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_int]
     return library
 
 
@@ -48,6 +50,27 @@ class Ram:
         rate = float(self._library.ceiling_ram(self._buffer, self._bytes, self._threads))
         if rate <= 0:
             raise RuntimeError("the RAM ceiling needs AVX2 and two threads")
+        self.samples.append(rate)
+        return rate
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.samples)
+
+
+class Compute:
+    """Samples of integer multiply-adds per second in registers; `rate` is their median."""
+
+    def __init__(self, threads: int, activation: str) -> None:
+        self._library = _library()
+        self._threads = threads
+        self._wide = int(activation == "i16")
+        self.samples: list[float] = []
+
+    def sample(self) -> float:
+        rate = float(self._library.ceiling_compute(self._wide, 20_000_000, self._threads))
+        if rate <= 0:
+            raise RuntimeError("the arithmetic ceiling needs AVX2")
         self.samples.append(rate)
         return rate
 
