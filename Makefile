@@ -18,10 +18,11 @@ PYTHON_FOLDERS := setup.py csrc packer daemon client proto tests tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-test build proto lint lint-py lint-c types test test-c test-py bench demo clean distclean
+.PHONY: help setup setup-test build proto lint lint-py lint-c types test test-c test-py bench demo demo-stop clean distclean
 
 help:
 	@echo 'make demo             a small real model: built, packed, served, asked (first time: minutes)'
+	@echo 'make demo-stop        stop the daemon that the demo leaves running'
 	@echo 'make test             everything from a clean clone: setup, lint, C tests under sanitizers, pytest'
 	@echo 'make bench BENCH=...  one benchmark: decode, prefill, pack; more options with ARGS="..."'
 	@echo
@@ -112,6 +113,9 @@ bench: setup $(STAMPS)/smallmodel
 
 demo: setup $(STAMPS)/smallmodel
 	@$(BIN)/python tools/demo.py $(ARGS)
+
+demo-stop: setup $(STAMPS)/smallmodel
+	@$(BIN)/python tools/demo.py --stop
 
 clean:
 	@rm -rf build dist csrc/*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -127,6 +127,6 @@ class EngineApi(Protocol):
 
     def stats(self) -> EngineStats: ...
 
-    def drain(self, timeout: float | None = None) -> None:
+    def drain(self, timeout: float | None = None) -> bool:
         """[disk] Refuses new work, stops every generation at its next token boundary (PAUSED), writes logs and tail
-        pages, ends the engine thread. Idempotent."""
+        pages, ends the engine thread; whether that was done within `timeout` seconds. Idempotent."""

@@ -121,3 +121,9 @@ class StoreError(DaemonError):
     """The state folder cannot be used: another daemon holds it, or it is of another version, or the system refused."""
 
     reason, code = "STATE_FOLDER", "FAILED_PRECONDITION"
+
+
+def error_of_reason(reason: str, message: str, metadata: dict[str, str]) -> DaemonError:
+    """An error that was written down earlier, again as an exception."""
+    kinds = {kind.reason: kind for kind in DaemonError.__subclasses__()}
+    return kinds.get(reason, DaemonError)(message, **metadata)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["testkit.small_model"]
+
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 _skipped: pytest.StashKey[list[str]] = pytest.StashKey()
 

@@ -33,7 +33,9 @@ def run_session(folder: Path, code: str, allowed: str = "") -> "subprocess.Compl
         str(folder),
         str(folder),
     ]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    # conftest.py loads a plugin of testkit, which pytest finds through pyproject.toml in the real tree.
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/tests/helpers{os.pathsep}{ROOT}/tools"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("case", CASES)

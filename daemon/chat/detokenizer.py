@@ -134,24 +134,43 @@ class Detokenizer:
 
     `token_of` maps an id to its vocabulary entry, or to None where the id contributes no text (a special token, an
     embedding row without a string). `at_start` says that the text begins here, where sentencepiece-like decoders drop
-    a leading space; pass False for the continuation of raw text.
+    a leading space; pass False for the continuation of raw text. `pieces` remembers the bytes of ids between
+    detokenisers with the same decoder and `token_of`.
     """
 
-    def __init__(self, decoder: PieceDecoder, token_of: Callable[[int], str | None], *, at_start: bool = True) -> None:
+    def __init__(
+        self,
+        decoder: PieceDecoder,
+        token_of: Callable[[int], str | None],
+        *,
+        at_start: bool = True,
+        pieces: dict[int, bytes | None] | None = None,
+    ) -> None:
         self._decoder = decoder
         self._token_of = token_of
+        self._pieces = {} if pieces is None else pieces
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_first = at_start
         self._strip_left = decoder.strip if at_start else 0
 
     def push(self, token_id: int) -> str:
         """Takes the next id; returns the text that became complete: whole characters only, "" while one is open."""
-        token = self._token_of(token_id)
-        if token is None:
+        piece = self._first_piece(token_id) if self._is_first else self._piece(token_id)
+        if piece is None:
             return ""
-        piece = self._decoder.first(token) if self._is_first else self._decoder.piece(token)
         self._is_first = False
-        return self._strip(self._utf8.decode(piece))
+        text = self._utf8.decode(piece)
+        return self._strip(text) if self._strip_left else text
+
+    def _first_piece(self, token_id: int) -> bytes | None:
+        token = self._token_of(token_id)
+        return None if token is None else self._decoder.first(token)
+
+    def _piece(self, token_id: int) -> bytes | None:
+        if token_id not in self._pieces:
+            token = self._token_of(token_id)
+            self._pieces[token_id] = None if token is None else self._decoder.piece(token)
+        return self._pieces[token_id]
 
     def extend(self, token_ids: Iterable[int]) -> str:
         """`push` for several ids."""

@@ -7,14 +7,13 @@ continues; what is shown for the first k ids never depends on when or how often 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from colibri.daemon.chat.detokenizer import Detokenizer
 from colibri.daemon.chat.stops import StopMatcher
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Text that may be shown now, and the stop string that ended the answer, if one did."""
 
     text: str

@@ -24,6 +24,8 @@ class StopMatcher:
             raise TextError(f"stop string {list(stops).index('')} is empty")
         # Longest first: at one end position the longest match is found first.
         self._stops = sorted(set(stops), key=lambda stop: (-len(stop), stop))
+        self._beginnings = frozenset(stop[:length] for stop in self._stops for length in range(1, len(stop)))
+        self._longest = max((len(stop) - 1 for stop in self._stops), default=0)
         self._include_stop = include_stop
         self._held = ""
         self._matched: str | None = None
@@ -40,8 +42,10 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """Takes the next text; returns what may be shown now. After a match nothing more is released."""
-        if self._matched is not None:
+        if self._matched is not None or not text:
             return ""
+        if not self._stops:
+            return text
         buffer = self._held + text
         end, stop = self._first_match(buffer)
         if stop is not None:
@@ -67,9 +71,5 @@ class StopMatcher:
 
     def _open_suffix(self, buffer: str) -> int:
         """Length of the longest end of `buffer` that is the beginning of a stop string."""
-        longest = max((len(stop) - 1 for stop in self._stops), default=0)
-        for length in range(min(longest, len(buffer)), 0, -1):
-            suffix = buffer[len(buffer) - length :]
-            if any(stop.startswith(suffix) for stop in self._stops):
-                return length
-        return 0
+        lengths = range(min(self._longest, len(buffer)), 0, -1)
+        return next((length for length in lengths if buffer[-length:] in self._beginnings), 0)

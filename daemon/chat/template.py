@@ -162,14 +162,17 @@ class ChatTemplate:
         """
         name = self._select(tools is not None)
         self._check_request(name, messages, tools, documents, arguments or {})
-        values = {
-            **self._variables,
-            **{key: _plain(value, f"template argument {key!r}") for key, value in (arguments or {}).items()},
-            "messages": [_message(message, index) for index, message in enumerate(messages)],
-            "tools": None if tools is None else _plain(list(tools), "tools"),
-            "documents": None if documents is None else _plain(list(documents), "documents"),
-            "add_generation_prompt": add_generation_prompt,
-        }
+        try:
+            values = {
+                **self._variables,
+                **{key: _plain(value, f"template argument {key!r}") for key, value in (arguments or {}).items()},
+                "messages": [_message(message, index) for index, message in enumerate(messages)],
+                "tools": None if tools is None else _plain(list(tools), "tools"),
+                "documents": None if documents is None else _plain(list(documents), "documents"),
+                "add_generation_prompt": add_generation_prompt,
+            }
+        except RecursionError:
+            raise TemplateError("the chat's values are nested too deeply") from None
         return self._run(self._templates[name], values)
 
     def _select(self, tools: bool) -> str:
@@ -255,9 +258,14 @@ def load_template(
     if not files:
         return ChatTemplate(listed, variables, source=listed_name, now=now) if listed else None
     source = TEMPLATE_FILE if main is not None else TEMPLATE_FOLDER
-    differs = bool(listed) and listed != files
+    differs = bool(listed) and _without_last_newline(listed) != _without_last_newline(files)
     note = f"{source} is used; {listed_name} differs and is passed over" if differs else ""
     return ChatTemplate(files, variables, source=source, note=note, now=now)
+
+
+def _without_last_newline(templates: Mapping[str, str]) -> dict[str, str]:
+    """Jinja drops one newline at the end of a template, so it makes no difference."""
+    return {name: text.removesuffix("\n") for name, text in templates.items()}
 
 
 def _listed_templates(path: Path, value: Any) -> dict[str, str]:

@@ -50,6 +50,8 @@ class Tokenizer:
         self._added = dict(self._backend.get_added_tokens_decoder())
         self.special_ids = frozenset(id_ for id_, token in self._added.items() if token.special)
         self._decoder = piece_decoder(schema.get("decoder"))
+        # Bytes by id, filled as ids come up; one table where special tokens are skipped, one where they are shown.
+        self._pieces: dict[bool, dict[int, bytes | None]] = {True: {}, False: {}}
         self.bos_id = self._named_id(folder, "bos_token")
         self.eos_id = self._named_id(folder, "eos_token")
 
@@ -184,7 +186,7 @@ class Tokenizer:
         def token_of(token_id: int) -> str | None:
             return None if token_id in skipped else self.token(token_id)
 
-        return Detokenizer(self._decoder, token_of, at_start=at_start)
+        return Detokenizer(self._decoder, token_of, at_start=at_start, pieces=self._pieces[skip_special])
 
 
 def _keep_written_ids(backend: tokenizers.Tokenizer, schema: dict[str, Any]) -> bool:

@@ -276,6 +276,14 @@ def test_tools_for_a_template_without_tools_are_refused(tmp_path: Path) -> None:
         with_template(tmp_path, CHATML).render_chat(CHATS["one"], tools=[TOOL])
 
 
+def test_values_nested_too_deeply_are_refused(tmp_path: Path) -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(TemplateError, match="nested too deeply"):
+        with_template(tmp_path, EVERYTHING).render_chat(CHATS["one"], tools=[{"deep": deep}])
+
+
 def test_an_empty_chat_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TemplateError, match="at least one message"):
         with_template(tmp_path, CHATML).render_chat([])

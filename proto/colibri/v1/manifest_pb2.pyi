@@ -63,7 +63,7 @@ TENSOR_ROLE_SHARED_DOWN: TensorRole
 TENSOR_ROLE_SHARED_OUTPUT_GATE: TensorRole
 
 class Manifest(_message.Message):
-    __slots__ = ("format_version", "required_features", "content_id", "layout", "spec", "dense", "expert_layers", "files", "skipped", "warnings", "report", "source")
+    __slots__ = ("format_version", "required_features", "content_id", "layout", "spec", "dense", "expert_layers", "files", "skipped", "warnings", "report", "source", "manifest_sha256")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     REQUIRED_FEATURES_FIELD_NUMBER: _ClassVar[int]
     CONTENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class Manifest(_message.Message):
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     required_features: _containers.RepeatedScalarFieldContainer[str]
     content_id: str
@@ -88,7 +89,8 @@ class Manifest(_message.Message):
     warnings: _containers.RepeatedScalarFieldContainer[str]
     report: _containers.RepeatedCompositeFieldContainer[ClassReport]
     source: Source
-    def __init__(self, format_version: _Optional[int] = ..., required_features: _Optional[_Iterable[str]] = ..., content_id: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., dense: _Optional[_Iterable[_Union[DenseTensor, _Mapping]]] = ..., expert_layers: _Optional[_Iterable[_Union[ExpertLayer, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[BundledFile, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[SkippedTensors, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., report: _Optional[_Iterable[_Union[ClassReport, _Mapping]]] = ..., source: _Optional[_Union[Source, _Mapping]] = ...) -> None: ...
+    manifest_sha256: str
+    def __init__(self, format_version: _Optional[int] = ..., required_features: _Optional[_Iterable[str]] = ..., content_id: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., dense: _Optional[_Iterable[_Union[DenseTensor, _Mapping]]] = ..., expert_layers: _Optional[_Iterable[_Union[ExpertLayer, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[BundledFile, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[SkippedTensors, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., report: _Optional[_Iterable[_Union[ClassReport, _Mapping]]] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., manifest_sha256: _Optional[str] = ...) -> None: ...
 
 class Layout(_message.Message):
     __slots__ = ("uuid", "stripes", "create_unix_seconds", "created_by", "min_extent_bytes", "extent_checksums", "record_digests")

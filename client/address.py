@@ -1,0 +1,64 @@
+"""Where the daemon is: the address given, else COLIBRI_ADDR, else the only socket under /run/colibri/*/.
+
+Refuses to guess between several, and refuses TCP beyond the own machine: this client speaks no TLS.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from colibri.client.errors import AddressError
+
+RUN_FOLDER = Path("/run/colibri")
+VARIABLE = "COLIBRI_ADDR"
+
+
+def resolve(
+    given: str | None = None, *, environment: Mapping[str, str] = os.environ, run_folder: Path = RUN_FOLDER
+) -> str:
+    """A gRPC target, `unix:<path>` or `<host>:<port>`. Raises AddressError naming what was looked at."""
+    address = given or environment.get(VARIABLE)
+    return parse(address) if address else _only_socket(run_folder)
+
+
+def parse(address: str) -> str:
+    """Accepts `unix:<path>`, a path with a slash in it, or `<host>:<port>` of the own machine."""
+    if address.startswith("unix:"):
+        return address
+    if "/" in address and "://" not in address:
+        return f"unix:{Path(address).absolute()}"
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise AddressError(f"address {address!r} is neither unix:<path>, a socket's path nor <host>:<port>")
+    if not _is_loopback(host):
+        raise AddressError(f"address {address!r} is not on this machine: without TLS only loopback addresses are used")
+    return address
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _only_socket(run_folder: Path) -> str:
+    sockets = [path for path in sorted(run_folder.glob("*/*")) if _is_socket(path)]
+    if len(sockets) == 1:
+        return f"unix:{sockets[0]}"
+    found = "several sockets" if sockets else "no socket"
+    names = "".join(f"\n  {path}" for path in sockets)
+    raise AddressError(f"{found} under {run_folder}/*/: give --addr or set {VARIABLE}{names}")
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False

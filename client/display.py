@@ -1,0 +1,143 @@
+"""What the command line shows: the answer on standard output, everything about it on standard error.
+
+A model's text is not trusted: on a terminal its control characters are shown, not obeyed.
+"""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from colibri.client.events import Delta, Event, Finished, Progress, show_bytes
+from colibri.v1 import admin_service_pb2, types_pb2
+
+
+def printable(text: str) -> str:
+    """`text` with control characters other than newline and tab written out, so that it cannot drive a terminal."""
+    return "".join(
+        letter if letter in "\n\t" or unicodedata.category(letter) != "Cc" else f"\\x{ord(letter):02x}"
+        for letter in text
+    )
+
+
+class AnswerView:
+    """Shows one answer as it comes: a progress line while there is no text, then the text, then the statistics line.
+
+    Used as a context manager, so that the progress line never outlives the answer.
+    """
+
+    def __init__(self, out: TextIO | None = None, notes: Console | None = None) -> None:
+        self._out = out or sys.stdout
+        self._notes = notes or Console(stderr=True)
+        self._status = Status("waiting for the daemon", console=self._notes)
+        self._at_line_start = True
+
+    def __enter__(self) -> Self:
+        if self._notes.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._status.stop()
+        if not self._at_line_start:
+            self._write("\n")
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, Progress):
+            self._status.update(Text(progress_line(event)))
+        elif isinstance(event, Delta) and event.text:
+            self._status.stop()
+            self._write(event.text)
+        elif isinstance(event, Finished):
+            self._status.stop()
+            if not self._at_line_start:
+                self._write("\n")
+            self.note(f"[{event.statistics.line()}]")
+            if event.finish_reason not in ("EOS", "STOP_SEQUENCE", "UNSPECIFIED"):
+                self.note(f"[stopped: {event.finish_reason}]")
+
+    def note(self, text: str) -> None:
+        """A remark beside the answer."""
+        self._notes.print(Text(printable(text), style="dim"), soft_wrap=True)
+
+    def _write(self, text: str) -> None:
+        self._out.write(printable(text) if self._out.isatty() else text)
+        self._out.flush()
+        self._at_line_start = text.endswith("\n")
+
+
+def progress_line(event: Progress) -> str:
+    """How far a generation is, in words."""
+    if event.state == types_pb2.Generation.STATE_QUEUED:
+        return f"queued, place {event.queue_position}"
+    if event.state != types_pb2.Generation.STATE_PREFILLING:
+        return types_pb2.Generation.State.Name(event.state).removeprefix("STATE_").lower()
+    line = f"prefill {event.prompt_tokens_done}/{event.prompt_tokens_total} tokens"
+    if event.tokens_per_second > 0:
+        line += f", {event.tokens_per_second:.1f} tok/s"
+    if event.eta_seconds is not None:
+        line += f", {event.eta_seconds:.0f} s left"
+    return line
+
+
+def session_table(sessions: list[types_pb2.Session]) -> Table:
+    """One row per session."""
+    table = Table(box=None, pad_edge=False)
+    for heading, justify in (("session", "left"), ("state", "left"), ("position", "right"), ("disk", "right")):
+        table.add_column(heading, justify="right" if justify == "right" else "left")
+    table.add_column("last used")
+    for session in sessions:
+        used = session.last_used_time.ToDatetime() if session.HasField("last_used_time") else None
+        table.add_row(
+            Text(printable(session.name.removeprefix("sessions/"))),
+            types_pb2.Session.State.Name(session.state).removeprefix("STATE_").lower(),
+            str(session.position),
+            show_bytes(session.disk_bytes),
+            f"{used:%Y-%m-%d %H:%M:%S} UTC" if used else "-",
+        )
+    return table
+
+
+def session_lines(session: types_pb2.Session) -> str:
+    """One session in full, one `name: value` per line."""
+    rows = [
+        ("session", session.name.removeprefix("sessions/")),
+        ("display name", session.display_name),
+        ("state", types_pb2.Session.State.Name(session.state).removeprefix("STATE_").lower()),
+        ("model", session.model),
+        ("content id", session.content_id),
+        ("position", f"{session.position} of {session.context_limit}"),
+        ("durable", f"{session.durable_position} tokens in the log, KV of {session.kv_position} positions on disk"),
+        ("disk", show_bytes(session.disk_bytes)),
+        ("active generation", session.active_generation),
+    ]
+    return _rows(rows)
+
+
+def status_lines(address: str, info: admin_service_pb2.GetServerInfoResponse) -> str:
+    """The daemon's facts, one `name: value` per line."""
+    rows = [
+        ("address", address),
+        ("version", info.version),
+        ("model", f"{info.model} ({info.architecture})" if info.architecture else info.model),
+        ("content id", info.content_id),
+        ("vocabulary", str(info.vocab_size)),
+        ("context", f"{info.max_context} tokens, {show_bytes(info.kv_bytes_per_token)} of KV per token"),
+        ("chat", info.chat_renderer or "no chat template"),
+        ("capabilities", ", ".join(info.capabilities)),
+        ("boot id", info.boot_id),
+    ]
+    return _rows(rows)
+
+
+def _rows(rows: list[tuple[str, str]]) -> str:
+    return "\n".join(f"{name + ':':<19}{printable(value)}" for name, value in rows if value)

@@ -1,0 +1,75 @@
+"""Opening files that others own: which component of a path fails, and who holds a folder's lock.
+
+A daemon that runs as its own user under systemd meets paths that its administrator can read and it cannot. The error of
+open() names the whole path; these functions name the first component that stands in the way.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+LOCK_NAME = "LOCK"
+# Where systemd's ProtectHome= puts an empty, closed folder in place of the real one.
+_HOMES = ("/home", "/root", "/run/user")
+
+
+def why_unreachable(path: Path, error: OSError) -> str:
+    """Return the reason for which `path` could not be opened, naming the first component that fails."""
+    absolute = Path(os.path.abspath(path))
+    for part in [*reversed(absolute.parents), absolute]:
+        try:
+            status = part.stat()
+        except OSError as found:
+            return f"{part}: {_strerror(found)}{_hint(part, found)}"
+        if part != absolute and not stat.S_ISDIR(status.st_mode):
+            return f"{part}: is no folder"
+        if part != absolute and not os.access(part, os.X_OK, effective_ids=True):
+            owner = f"mode {stat.S_IMODE(status.st_mode):04o}, owner uid {status.st_uid}"
+            denied = OSError(errno.EACCES, os.strerror(errno.EACCES))
+            return f"{part}: may not be entered by uid {os.geteuid()} ({owner}){_hint(part, denied)}"
+    return f"{absolute}: {_strerror(error)}{_hint(absolute, error)}"
+
+
+def _strerror(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _hint(path: Path, error: OSError) -> str:
+    under_home = any(path.is_relative_to(home) for home in _HOMES)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.ENOENT) and under_home and "INVOCATION_ID" in os.environ:
+        return "; systemd's ProtectHome= may hide it from this service"
+    if error.errno == errno.ENOENT:
+        return "; is the drive mounted?"
+    if error.errno == errno.EROFS and "INVOCATION_ID" in os.environ:
+        return "; systemd's ReadWritePaths= may have to name it"
+    return ""
+
+
+class FolderLock:
+    """The flock of a container folder's LOCK file, held until close() or the end of the process."""
+
+    def __init__(self, folder: Path, *, exclusive: bool) -> None:
+        """Take the lock without waiting.
+
+        Raises BlockingIOError if another process holds it against us, OSError if LOCK cannot be opened. A shared lock
+        on a folder that we may not write to needs a LOCK file that is there already, as colibri-pack leaves it.
+        """
+        path = folder / LOCK_NAME
+        flags = os.O_RDWR if exclusive else os.O_RDONLY
+        try:
+            self._fd = os.open(path, flags | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def close(self) -> None:
+        """Let go of the lock; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

@@ -1,0 +1,130 @@
+"""The sequences that hold the KV of sessions: opened, restored from stored pages, saved page by page, closed.
+
+Owns which sessions have KV in memory and which of their pages the store has been given. Used by the engine's thread
+alone. Saving never waits for a drive where it need not: pages that do not fit into the store's queue are offered again
+later; only a sequence that must go at once waits for its pages to be taken.
+"""
+
+from __future__ import annotations
+
+import time
+
+from colibri.daemon.model_port import PAGE_POSITIONS, ModelPort, SequencePort
+from colibri.daemon.sessions import Session
+from colibri.daemon.store.pages import PageName
+from colibri.daemon.store.store import SessionStore
+
+RETRY_SECONDS = 0.02
+
+
+class LiveSequences:
+    """Keyed by session. `unsaved`: idle ones with pages that the store has not been given yet."""
+
+    def __init__(self, model: ModelPort, store: SessionStore) -> None:
+        self._model, self._store = model, store
+        self._live: dict[str, Session] = {}
+        self._unsaved: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def unsaved(self) -> bool:
+        return bool(self._unsaved)
+
+    # ---- opening and restoring
+
+    def open(self, session: Session) -> list[PageName]:
+        """Makes a sequence; returns the pages from which it is to be restored, in order."""
+        session.sequence = self._model.sequence()
+        self._live[session.id] = session
+        pages = self._store.cached_pages(session.stored, session.tokens, session.chain)
+        full = sum(page.positions == PAGE_POSITIONS for page in pages)
+        session.saved_pages, session.tail = full, pages[-1] if len(pages) > full else None
+        return pages
+
+    def restore(self, session: Session, name: PageName) -> bool:
+        """Imports the next page; False if it cannot be used: what comes before it is good, the rest is not."""
+        page = self._store.read_page(session.stored, name)
+        if page is None:
+            session.saved_pages, session.tail = name.first // PAGE_POSITIONS, None
+            return False
+        assert session.sequence is not None
+        session.sequence.import_page(page, name.positions)
+        return True
+
+    # ---- closing
+
+    def close(self, session: Session) -> None:
+        self._live.pop(session.id, None)
+        self._unsaved.pop(session.id, None)
+        sequence, session.sequence = session.sequence, None
+        if sequence is not None:
+            sequence.close()
+
+    def evict(self, session_id: str) -> None:
+        session = self._live.get(session_id)
+        if session is not None:
+            self.save_now(session)
+            self.close(session)
+
+    def drop(self, session: Session) -> None:
+        """KV of tokens that were not committed cannot stay; that of those before them is stored, to be restored."""
+        if session.sequence is not None and session.sequence.length >= len(session.tokens):
+            self.save_now(session)
+        self.close(session)
+
+    def close_all(self) -> None:
+        for session in list(self._live.values()):
+            self.close(session)
+
+    # ---- saving
+
+    def keep(self, session: Session) -> None:
+        """The session is idle now: its partial page is to be saved too."""
+        self._unsaved[session.id] = session
+
+    def resume(self, session: Session) -> None:
+        """The session is used again."""
+        self._unsaved.pop(session.id, None)
+
+    def save_idle(self) -> None:
+        for session in list(self._unsaved.values()):
+            if self.save(session, tail=True):
+                del self._unsaved[session.id]
+
+    def save(self, session: Session, tail: bool) -> bool:
+        """Queues what is not stored yet, as far as there is room; whether nothing is left."""
+        sequence, stored = session.sequence, session.stored
+        if sequence is None or stored.kv_error:
+            return True
+        positions = min(sequence.length, len(session.tokens))
+        while session.saved_pages < positions // PAGE_POSITIONS:
+            if not self._store.has_room():
+                return False
+            name = session.chain.name(session.tokens, session.saved_pages)
+            self._store.put_page(stored, name, sequence.export_page(session.saved_pages))
+            session.saved_pages += 1
+        return not tail or self._save_tail(session, sequence, positions)
+
+    def _save_tail(self, session: Session, sequence: SequencePort, positions: int) -> bool:
+        names = session.page_names(positions)
+        if positions % PAGE_POSITIONS and names[-1] != session.tail:
+            if not self._store.has_room():
+                return False
+            self._store.put_page(session.stored, names[-1], sequence.export_page(len(names) - 1))
+            session.tail = names[-1]
+        if session.stored.meta.numerics_id != self._model.numerics_id:
+            self._store.note_numerics(session.stored)
+        self._store.keep_pages(session.stored, names)
+        return True
+
+    def save_now(self, session: Session) -> None:
+        while not self.save(session, tail=True):
+            time.sleep(RETRY_SECONDS / 4)
+
+    def save_all(self) -> None:
+        """Everything there is, down to the drive."""
+        for session in list(self._live.values()):
+            self.save_now(session)
+        self._store.flush()

@@ -1,0 +1,110 @@
+"""The commands of colibri-pack, one function each: options in, work done, exit code out.
+
+Joins the parts (checkpoint, families, plan, writer, verify, export) and prints through show.py.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colibri.core.container import open_container
+from colibri.core.container_survey import read_manifest
+from colibri.packer import show
+from colibri.packer.checkpoint import Checkpoint
+from colibri.packer.export import export, exported_bytes
+from colibri.packer.families import resolve
+from colibri.packer.plan import PackPlan, make_plan
+from colibri.packer.precision import parse_precision
+from colibri.packer.progress import reporter
+from colibri.packer.verify import total_bytes, verify
+from colibri.packer.writer import pack
+
+
+@dataclass(frozen=True)
+class Stripe:
+    """A --stripe option."""
+
+    folder: Path
+    weight: int
+
+
+def run_pack(options: argparse.Namespace) -> int:
+    """Pack, or go on with a pack."""
+    with Checkpoint.open(options.source) as checkpoint:
+        plan = _plan(options, checkpoint)
+        with reporter("packing", plan.source_bytes, sys.stderr) as progress:
+            for warning in plan.manifest.warnings:
+                progress.note(f"warning: {warning}")
+            manifest = pack(checkpoint, plan, _folders(options), reporter=progress)
+    if options.json:
+        _print_json({"ok": True, **show.manifest_json(manifest)})
+    else:
+        print(show.manifest_text(manifest))
+    return 0
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    """Print what a pack would do."""
+    with Checkpoint.open(options.source) as checkpoint:
+        plan = _plan(options, checkpoint)
+    if options.json:
+        _print_json(show.plan_json(plan, _folders(options)))
+    else:
+        print(show.plan_text(plan, _folders(options)))
+    return 0
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    """Print what a container holds; with all its stripes given, also open it."""
+    manifest = read_manifest(options.container)
+    if options.stripes:
+        open_container(options.container, options.stripes).close()
+    if options.json:
+        _print_json(show.manifest_json(manifest))
+    else:
+        print(show.manifest_text(manifest))
+    return 0
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Check every byte; 1 if anything is wrong."""
+    manifest = read_manifest(options.container)
+    with reporter("verifying", total_bytes(manifest), sys.stderr) as progress:
+        verdict = verify(options.container, options.stripes, progress)
+    if options.json:
+        _print_json(show.verdict_json(verdict))
+    elif verdict.faults:
+        print("\n".join([*verdict.faults, f"{len(verdict.faults)} faults"]))
+    else:
+        print(f"in order: {show.size_text(verdict.checked_bytes)} checked, content_id {manifest.content_id}")
+    return 1 if verdict.faults else 0
+
+
+def run_export(options: argparse.Namespace) -> int:
+    """Write a checkpoint."""
+    with open_container(options.container, options.stripes) as container:
+        total = exported_bytes(container.manifest, options.dtype)
+        with reporter("exporting", total, sys.stderr) as progress:
+            shards = export(container, options.out, progress, dtype=options.dtype, shard_bytes=options.shard_bytes)
+    if options.json:
+        _print_json({"ok": True, "out": str(options.out), "shards": shards, "bytes": total, "dtype": options.dtype})
+    else:
+        print(f"{options.out}: {show.size_text(total)} as {options.dtype} in {len(shards)} shards")
+    return 0
+
+
+def _plan(options: argparse.Namespace, checkpoint: Checkpoint) -> PackPlan:
+    precision = parse_precision(options.precision, options.group_size)
+    weights = [options.weight, *(stripe.weight for stripe in options.stripes)]
+    return make_plan(checkpoint, resolve(checkpoint), precision, weights)
+
+
+def _folders(options: argparse.Namespace) -> list[Path]:
+    return [options.out, *(stripe.folder for stripe in options.stripes)]
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=1))

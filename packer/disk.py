@@ -1,0 +1,133 @@
+"""Every call by which the packer changes a drive: whole writes, fsync, rename, and the space that is left.
+
+One small class, so that tests can put a failing or dying drive in its place. Errors come as DriveError, which names the
+path and what the system said; nothing is retried but short writes.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# One Linux write moves at most 0x7ffff000 bytes and says so only by its result (write(2)); pieces stay far below.
+PIECE_BYTES = 64 << 20
+
+
+class DriveError(Exception):
+    """The system refused to write, sync, rename or read; the text names the path."""
+
+    def __init__(self, text: str, code: int | None = None) -> None:
+        super().__init__(text)
+        self.errno = code
+
+
+@contextmanager
+def naming(path: Path, what: str) -> Iterator[None]:
+    """Turn an OSError of the block into a DriveError that says what was done to which path."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "; make room there and run the same command again, it resumes" if full else ""
+        raise DriveError(f"{what} {path}: {error.strerror or error}{advice}", error.errno) from error
+
+
+class OutputFile:
+    """A file being written, at any offset. Made by Disk.open_output."""
+
+    def __init__(self, disk: "Disk", path: Path, fd: int) -> None:
+        self.path = path
+        self._disk = disk
+        self._fd = fd
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write all of `data` at `offset`. Raises DriveError."""
+        view = memoryview(data).cast("B")
+        with naming(self.path, "writing"):
+            while view.nbytes:
+                written = self._disk.pwrite(self._fd, view[: self._disk.piece_bytes], offset)
+                view, offset = view[written:], offset + written
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Read back `count` bytes, fewer only at the end of the file. Raises DriveError."""
+        pieces = []
+        with naming(self.path, "reading"):
+            while count:
+                piece = os.pread(self._fd, min(count, self._disk.piece_bytes), offset)
+                if not piece:
+                    break
+                pieces.append(piece)
+                offset, count = offset + len(piece), count - len(piece)
+        return b"".join(pieces)
+
+    def size(self) -> int:
+        """Return the file's length."""
+        return os.fstat(self._fd).st_size
+
+    def cut(self, size: int) -> None:
+        """Set the file's length. Raises DriveError."""
+        with naming(self.path, "resizing"):
+            os.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        """Return when everything written is on the drive; then let the page cache go. Raises DriveError."""
+        with naming(self.path, "syncing"):
+            self._disk.fsync(self._fd)
+        # The pages will not be read again soon and would push out what the machine's other programs use.
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Close the descriptor; a second call does nothing. Raises DriveError, for a quota may speak up only now."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with naming(self.path, "closing"):
+                self._disk.close(fd)
+
+
+class Disk:
+    """The real one. Tests override the calls below to fail or to kill the process at the n-th."""
+
+    piece_bytes = PIECE_BYTES
+
+    def open_output(self, path: Path) -> OutputFile:
+        """Open a file for reading and writing, made if it is not there. Raises DriveError."""
+        with naming(path, "opening"):
+            return OutputFile(self, path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        """pwrite(2): may write less."""
+        return os.pwrite(fd, data, offset)
+
+    def fsync(self, fd: int) -> None:
+        """fsync(2)."""
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        """close(2)."""
+        os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file its final name. Raises DriveError."""
+        with naming(target, "renaming to"):
+            source.rename(target)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file. Raises DriveError."""
+        with naming(path, "removing"):
+            path.unlink()
+
+    def sync_folder(self, folder: Path) -> None:
+        """Make renames in `folder` last. Raises DriveError."""
+        with naming(folder, "syncing"):
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                self.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def free_bytes(self, folder: Path) -> int:
+        """Return the room that is left for this user on the folder's file system. Raises DriveError."""
+        with naming(folder, "asking for the free space of"):
+            status = os.statvfs(folder)
+            return status.f_bavail * status.f_frsize

@@ -1,0 +1,174 @@
+"""The journal of a pack: how far it came, so that the same command goes on where a killed one stopped.
+
+Lines of `crc32c json`, appended only after the data that they speak of has been synced. The first line binds the
+journal to one input and one set of options. A torn last line is dropped; anything else that does not fit is refused.
+The journal lies beside the unfinished files in the primary folder and is removed when the manifest stands.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from colibri.core.tensors import crc32c
+from colibri.packer.disk import Disk, OutputFile, naming
+
+JOURNAL_NAME = "pack.journal"
+JOURNAL_VERSION = 1
+
+
+class JournalError(Exception):
+    """A journal that cannot be continued; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class UnitReport:
+    """What quantisation did to one dense tensor or one expert record: sums, and its worst matrix."""
+
+    values: int
+    nonzero: int
+    zeroed: int
+    sum_squares: float
+    error_squares: float
+    worst_rms: float
+    worst_name: str
+
+
+@dataclass(frozen=True)
+class DoneDense:
+    """A dense tensor on the drive: CRC-32C of codes, scales and mins (0 where absent), SHA-256 over all."""
+
+    crcs: tuple[int, int, int]
+    sha256: str
+    report: UnitReport
+
+
+@dataclass(frozen=True)
+class DoneRecord:
+    """An expert record on the drives: CRC-32C of each extent, SHA-256 of the record."""
+
+    crcs: tuple[int, ...]
+    sha256: str
+    report: UnitReport
+
+
+@dataclass
+class Done:
+    """Everything that is safely on the drives: the first dense tensors, and then the first records, in logical
+    order."""
+
+    dense: list[DoneDense] = field(default_factory=list)
+    records: list[DoneRecord] = field(default_factory=list)
+
+
+class Journal:
+    """An open journal; `uuid` is that of the container being made, `done` what its lines say."""
+
+    def __init__(self, file: OutputFile, uuid: UUID, done: Done, end: int) -> None:
+        self.uuid = uuid
+        self.done = done
+        self._file = file
+        self._end = end
+
+    @classmethod
+    def create(cls, disk: Disk, folder: Path, fingerprint: str, uuid: UUID) -> "Journal":
+        """Start a journal under its final name, with nothing done. Raises DriveError."""
+        partial = folder / f"{JOURNAL_NAME}.partial"
+        file = disk.open_output(partial)
+        try:
+            file.cut(0)
+            line = _line({"version": JOURNAL_VERSION, "fingerprint": fingerprint, "uuid": str(uuid)})
+            file.write(0, line)
+            file.sync()
+            disk.rename(partial, folder / JOURNAL_NAME)
+            disk.sync_folder(folder)
+        except BaseException:
+            file.close()
+            raise
+        file.path = folder / JOURNAL_NAME
+        return cls(file, uuid, Done(), len(line))
+
+    @classmethod
+    def resume(cls, disk: Disk, folder: Path, fingerprint: str) -> "Journal":
+        """Open the journal of `folder`. Raises JournalError if it is of another input or command, DriveError."""
+        path = folder / JOURNAL_NAME
+        file = disk.open_output(path)
+        try:
+            lines, end = _read_lines(file.read(0, file.size()))
+            if not lines:
+                raise JournalError(f"{path}: its first line is damaged; {_start_anew(folder)}")
+            head = lines[0]
+            if head.get("version") != JOURNAL_VERSION:
+                raise JournalError(f"{path}: version {head.get('version')!r}; {_start_anew(folder)}")
+            if head["fingerprint"] != fingerprint:
+                raise JournalError(
+                    f"{folder} holds an unfinished pack of another source or with other options (or the source changed "
+                    f"since); run the command that began it, or, to give that pack up: {_start_anew(folder)}"
+                )
+            file.cut(end)
+            return cls(file, UUID(head["uuid"]), _collect(lines[1:], path), end)
+        except BaseException:
+            file.close()
+            raise
+
+    def append(self, done: Done) -> None:
+        """Add what has just been synced. Raises DriveError."""
+        line = _line({"dense": [_dump(item) for item in done.dense], "records": [_dump(item) for item in done.records]})
+        self._file.write(self._end, line)
+        self._file.sync()
+        self._end += len(line)
+        self.done.dense += done.dense
+        self.done.records += done.records
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._file.close()
+
+
+def journal_exists(folder: Path) -> bool:
+    """Return whether a pack was begun in `folder` and not finished. Raises DriveError."""
+    with naming(folder, "looking into"):
+        return (folder / JOURNAL_NAME).exists()
+
+
+def _start_anew(folder: Path) -> str:
+    return f"remove {folder / JOURNAL_NAME} and every *.partial file in the folders of the pack"
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    text = json.dumps(value, separators=(",", ":")).encode()
+    return b"%08x " % crc32c(text) + text + b"\n"
+
+
+def _read_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
+    """Return the whole lines, and where the last of them ends; a torn or damaged one ends the journal."""
+    lines: list[dict[str, Any]] = []
+    end = 0
+    while (newline := data.find(b"\n", end)) >= 0:
+        crc, _, text = data[end:newline].partition(b" ")
+        if crc != b"%08x" % crc32c(text):
+            break
+        lines.append(json.loads(text))
+        end = newline + 1
+    return lines, end
+
+
+def _dump(item: DoneDense | DoneRecord) -> list[Any]:
+    report = item.report
+    sums = [report.values, report.nonzero, report.zeroed, report.sum_squares, report.error_squares]
+    return [list(item.crcs), item.sha256, [*sums, report.worst_rms, report.worst_name]]
+
+
+def _collect(lines: list[dict[str, Any]], path: Path) -> Done:
+    done = Done()
+    try:
+        for line in lines:
+            for crcs, sha256, report in line["dense"]:
+                codes, scales, mins = crcs
+                done.dense.append(DoneDense((codes, scales, mins), sha256, UnitReport(*report)))
+            for crcs, sha256, report in line["records"]:
+                done.records.append(DoneRecord(tuple(crcs), sha256, UnitReport(*report)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise JournalError(f"{path}: a line has not the fields of version {JOURNAL_VERSION}: {error!r}") from error
+    return done

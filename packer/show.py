@@ -1,0 +1,167 @@
+"""What colibri-pack prints: manifests, plans, reports and verdicts, as text for people and as JSON for programs.
+
+Pure: takes manifests and plans, gives strings and plain values. JSON is one object on standard output.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+
+from colibri.core.striping import extents_per_record
+from colibri.packer.plan import PackPlan
+from colibri.packer.precision import format_name
+from colibri.packer.verify import Verdict
+from colibri.v1 import manifest_pb2
+
+
+def size_text(count: int) -> str:
+    """Return a size with a binary unit."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as left-aligned columns; the first row is the heading."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(lines)
+
+
+def manifest_json(manifest: manifest_pb2.Manifest) -> dict[str, Any]:
+    """Return a manifest as it stands in manifest.json."""
+    fields: dict[str, Any] = json_format.MessageToDict(manifest, preserving_proto_field_name=True)
+    return fields
+
+
+def manifest_text(manifest: manifest_pb2.Manifest) -> str:
+    """Return what a person wants to know of a container."""
+    layout, spec = manifest.layout, manifest.spec
+    dense = sum(_tensor_bytes(tensor) for tensor in manifest.dense)
+    experts = sum(layer.experts * layer.record_bytes for layer in manifest.expert_layers)
+    count = sum(layer.experts for layer in manifest.expert_layers)
+    lines = [
+        f"model       {manifest.source.name} ({spec.family}), {len(spec.layers)} layers, "
+        f"{len(manifest.expert_layers)} with experts",
+        f"content_id  {manifest.content_id}",
+        f"uuid        {layout.uuid}, by {layout.created_by}",
+        f"dense       {size_text(dense)} in {len(manifest.dense)} tensors",
+        f"experts     {size_text(experts)} in {count} records",
+        "",
+        _stripes_text(manifest),
+        "",
+        report_text(manifest.report),
+    ]
+    lines += _notes(manifest)
+    return "\n".join(lines)
+
+
+def _stripes_text(manifest: manifest_pb2.Manifest) -> str:
+    rows = [("stripe", "weight", "bytes")]
+    rows += [(str(s.number), str(s.weight), size_text(s.bytes)) for s in manifest.layout.stripes]
+    return table(rows)
+
+
+def report_text(reports: Iterable[manifest_pb2.ClassReport]) -> str:
+    """Return what quantisation cost each class."""
+    rows = [("class", "format", "values", "relative RMS", "became zero", "worst tensor")]
+    for report in reports:
+        rows.append(
+            (
+                report.tensor_class,
+                format_name(report.format),
+                str(report.values),
+                f"{100 * report.relative_rms:.3f} %",
+                f"{100 * report.zeroed_share:.3f} %",
+                f"{report.worst_tensor} ({100 * report.worst_relative_rms:.3f} %)",
+            )
+        )
+    zero = [f"{r.zero_experts} experts have no weight other than zero" for r in reports if r.zero_experts]
+    return "\n".join([table(rows), *zero])
+
+
+def _notes(manifest: manifest_pb2.Manifest) -> list[str]:
+    lines = [f"skipped by rule {s.rule}: {len(s.names)} tensors ({s.reason})" for s in manifest.skipped]
+    return lines + [f"warning: {text}" for text in manifest.warnings]
+
+
+def plan_json(plan: PackPlan, folders: Sequence[Path]) -> dict[str, Any]:
+    """Return a plan: what each drive holds, what each tensor becomes, what is left out."""
+    manifest = plan.manifest
+    return {
+        "drives": [
+            {"folder": str(folder), "stripe": s.number, "weight": s.weight, "stripe_bytes": s.bytes, "need_bytes": need}
+            for folder, s, need in zip(folders, manifest.layout.stripes, plan.folder_bytes, strict=True)
+        ],
+        "source_bytes": plan.source_bytes,
+        "dense_bytes": plan.dense_file_bytes,
+        "experts_bytes": sum(layer.experts * layer.record_bytes for layer in manifest.expert_layers),
+        "tensors": [
+            {
+                "name": tensor.name,
+                "class": tensor.tensor_class,
+                "format": format_name(tensor.format),
+                "rows": tensor.rows,
+                "cols": tensor.cols,
+                "bytes": _tensor_bytes(tensor),
+                "source": list(tensor.source_names),
+            }
+            for tensor in manifest.dense
+        ],
+        "expert_layers": [_layer_json(layer) for layer in manifest.expert_layers],
+        "skipped": [{"rule": s.rule, "reason": s.reason, "names": list(s.names)} for s in manifest.skipped],
+        "warnings": list(manifest.warnings),
+    }
+
+
+def _layer_json(layer: manifest_pb2.ExpertLayer) -> dict[str, Any]:
+    split = layer.striping.HasField("split")
+    return {
+        "layer": layer.layer,
+        "experts": layer.experts,
+        "format": format_name(layer.parts[0].format),
+        "record_bytes": layer.record_bytes,
+        "bytes": layer.experts * layer.record_bytes,
+        "striping": "split" if split else "whole",
+        "extents_per_record": extents_per_record(layer),
+        "source": layer.source_pattern,
+    }
+
+
+def plan_text(plan: PackPlan, folders: Sequence[Path]) -> str:
+    """Return a plan for people."""
+    manifest = plan.manifest
+    drives = [("folder", "weight", "stripe", "needs at most")]
+    for folder, stripe, need in zip(folders, manifest.layout.stripes, plan.folder_bytes, strict=True):
+        drives.append((str(folder), str(stripe.weight), size_text(stripe.bytes), size_text(need)))
+    dense = [("tensor", "class", "shape", "becomes", "bytes", "from")]
+    for tensor in manifest.dense:
+        shape = f"[{tensor.rows}, {tensor.cols}]"
+        source = ", ".join(tensor.source_names)
+        form, size = format_name(tensor.format), size_text(_tensor_bytes(tensor))
+        dense.append((tensor.name, tensor.tensor_class, shape, form, size, source))
+    layers = [("layer", "experts", "becomes", "record", "bytes", "striping", "from")]
+    for layer in map(_layer_json, manifest.expert_layers):
+        numbers = (str(layer["layer"]), str(layer["experts"]), layer["format"], size_text(layer["record_bytes"]))
+        layers.append((*numbers, size_text(layer["bytes"]), layer["striping"], layer["source"]))
+    return "\n".join([table(drives), "", table(dense), "", table(layers), "", *_notes(manifest)]).rstrip()
+
+
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict."""
+    return {
+        "ok": not verdict.faults,
+        "content_id": verdict.manifest.content_id,
+        "uuid": verdict.manifest.layout.uuid,
+        "checked_bytes": verdict.checked_bytes,
+        "faults": verdict.faults,
+    }
+
+
+def _tensor_bytes(tensor: manifest_pb2.DenseTensor) -> int:
+    return tensor.codes.bytes + tensor.scales.bytes + tensor.mins.bytes

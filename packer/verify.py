@@ -1,0 +1,145 @@
+"""`colibri-pack verify`: reads every byte of a container and names everything that is wrong with it.
+
+Covers what opening a container does not: the CRC-32C and SHA-256 of each dense tensor and each expert record. Goes on
+after a fault. Takes the shared lock, so it may run beside a daemon.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from colibri.core.container import DENSE_NAME, lock_folders
+from colibri.core.container_survey import Survey, read_manifest
+from colibri.core.striping import ExtentTable, layer_extents
+from colibri.core.tensors import crc32c
+from colibri.packer.encode import worker_count
+from colibri.packer.progress import Reporter
+from colibri.v1 import manifest_pb2
+
+READ_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verify found; the container is in order if `faults` is empty."""
+
+    manifest: manifest_pb2.Manifest
+    faults: list[str]
+    checked_bytes: int
+
+
+def verify(primary: Path, stripes: Sequence[Path], reporter: Reporter) -> Verdict:
+    """Check everything. Raises ContainerError only where there is no manifest to check against, or a lock is held."""
+    folders = [primary, *stripes]
+    with ExitStack() as stack:
+        for lock in lock_folders(folders):
+            stack.callback(lock.close)
+        manifest = read_manifest(primary)
+        survey = Survey(folders, manifest)
+        faults = list(survey.faults)
+        checked = 0
+        for count, found in _all_checks(survey):
+            reporter.advance(count)
+            checked += count
+            faults += found
+        return Verdict(manifest, faults, checked)
+
+
+def total_bytes(manifest: manifest_pb2.Manifest) -> int:
+    """Return how many bytes verify will read."""
+    dense = sum(tensor.codes.bytes + tensor.scales.bytes + tensor.mins.bytes for tensor in manifest.dense)
+    return dense + sum(layer.experts * layer.record_bytes for layer in manifest.expert_layers)
+
+
+def _all_checks(survey: Survey) -> Iterator[tuple[int, list[str]]]:
+    yield from _check_dense(survey)
+    if survey.record_digests is None or survey.extent_crcs is None:
+        return
+    with _opened(survey.stripe_paths) as fds, ThreadPoolExecutor(worker_count()) as pool:
+        record = extent = 0
+        for layer in survey.manifest.expert_layers:
+            jobs = []
+            for expert, row in enumerate(layer_extents(layer)):
+                crcs = memoryview(survey.extent_crcs)[4 * extent : 4 * (extent + len(row))].cast("I").tolist()
+                digest = survey.record_digests[32 * record : 32 * (record + 1)]
+                jobs.append((survey.stripe_paths, fds, f"layer {layer.layer}, expert {expert}", row, crcs, digest))
+                record, extent = record + 1, extent + len(row)
+            for found in pool.map(lambda job: _check_record(*job), jobs):
+                yield layer.record_bytes, found
+
+
+@contextmanager
+def _opened(paths: Sequence[Path | None]) -> Iterator[list[int]]:
+    with ExitStack() as stack:
+        fds = []
+        for path in paths:
+            fds.append(-1 if path is None else os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            if path is not None:
+                stack.callback(os.close, fds[-1])
+        yield fds
+
+
+def _pieces(fd: int, offset: int, count: int) -> Iterator[bytes]:
+    """The bytes [offset, offset + count) in pieces. Raises OSError, EOFError at the end of the file."""
+    while count:
+        piece = os.pread(fd, min(READ_BYTES, count), offset)
+        if not piece:
+            raise EOFError(f"the file ends at offset {offset}")
+        yield piece
+        offset, count = offset + len(piece), count - len(piece)
+
+
+def _check_dense(survey: Survey) -> Iterator[tuple[int, list[str]]]:
+    path = survey.primary / DENSE_NAME
+    if not path.is_file():
+        return  # the survey has said so
+    with _opened([path]) as (fd,):
+        for tensor in survey.manifest.dense:
+            digest = hashlib.sha256()
+            found = []
+            size = 0
+            for name, blob in (("codes", tensor.codes), ("scales", tensor.scales), ("mins", tensor.mins)):
+                where = f"{path}: tensor {tensor.name}, {name}, {blob.bytes} bytes at offset {blob.offset}"
+                crc = 0
+                size += blob.bytes
+                try:
+                    for piece in _pieces(fd, blob.offset, blob.bytes):
+                        crc = crc32c(piece, crc)
+                        digest.update(piece)
+                except (OSError, EOFError) as error:
+                    found.append(f"{where}: cannot be read: {error}")
+                    continue
+                if crc != blob.crc32c:
+                    found.append(f"{where}: CRC-32C is {crc:08x}, the manifest says {blob.crc32c:08x}")
+            if not found and digest.hexdigest() != tensor.sha256:
+                found.append(f"{path}: tensor {tensor.name}: SHA-256 differs from the manifest's {tensor.sha256}")
+            yield size, found
+
+
+def _check_record(
+    paths: list[Path | None], fds: list[int], what: str, row: ExtentTable, crcs: list[int], wanted: bytes
+) -> list[str]:
+    digest = hashlib.sha256()
+    found = []
+    for extent, crc in zip(row, crcs, strict=True):
+        stripe, offset, size = int(extent["stripe"]), int(extent["file_offset"]), int(extent["bytes"])
+        if fds[stripe] < 0:
+            return []  # the survey has named the stripe
+        where = f"{paths[stripe]}: {what}: {size} bytes at offset {offset}"
+        seen = 0
+        try:
+            for piece in _pieces(fds[stripe], offset, size):
+                seen = crc32c(piece, seen)
+                digest.update(piece)
+        except (OSError, EOFError) as error:
+            found.append(f"{where}: cannot be read: {error}")
+            continue
+        if seen != crc:
+            found.append(f"{where}: CRC-32C is {seen:08x}, extents.crc32c says {crc:08x}")
+    if not found and digest.digest() != wanted:
+        found.append(f"{what}: SHA-256 of the record differs from records.sha256")
+    return found

@@ -1,0 +1,71 @@
+"""Where the client looks for a daemon, and which addresses it refuses."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from colibri.client import AddressError
+from colibri.client.address import parse, resolve
+
+
+def listen(path: Path) -> socket.socket:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    return listener
+
+
+def test_given_goes_before_environment_goes_before_the_only_socket(tmp_path: Path) -> None:
+    with listen(tmp_path / "glm" / "colibri.sock"):
+        environment = {"COLIBRI_ADDR": "unix:/from/environment"}
+        assert resolve("unix:/given", environment=environment, run_folder=tmp_path) == "unix:/given"
+        assert resolve(environment=environment, run_folder=tmp_path) == "unix:/from/environment"
+        assert resolve(environment={}, run_folder=tmp_path) == f"unix:{tmp_path}/glm/colibri.sock"
+
+
+def test_no_socket_and_several_sockets_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "not-a-socket").touch()
+    with pytest.raises(AddressError, match=f"no socket under {tmp_path}"):
+        resolve(environment={}, run_folder=tmp_path)
+    with listen(tmp_path / "one" / "a.sock"), listen(tmp_path / "two" / "b.sock"):
+        with pytest.raises(AddressError, match="several sockets") as caught:
+            resolve(environment={}, run_folder=tmp_path)
+        assert f"{tmp_path}/one/a.sock" in str(caught.value)
+        assert f"{tmp_path}/two/b.sock" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "target"),
+    [
+        ("unix:/a/b.sock", "unix:/a/b.sock"),
+        ("/a/b.sock", "unix:/a/b.sock"),
+        ("localhost:50051", "localhost:50051"),
+        ("127.0.0.2:1", "127.0.0.2:1"),
+        ("[::1]:65535", "[::1]:65535"),
+    ],
+)
+def test_usable_addresses(address: str, target: str) -> None:
+    assert parse(address) == target
+
+
+def test_a_relative_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse("./x.sock") == f"unix:{tmp_path}/x.sock"
+
+
+@pytest.mark.parametrize("address", ["example.org:50051", "10.0.0.1:50051", "0.0.0.0:1", "[::]:1"])
+def test_tcp_beyond_this_machine_is_refused(address: str) -> None:
+    with pytest.raises(AddressError, match="only loopback"):
+        parse(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost", "localhost:", ":50051", "localhost:0", "localhost:65536", "http://x/y"]
+)
+def test_malformed_addresses_are_refused(address: str) -> None:
+    with pytest.raises(AddressError, match="neither"):
+        parse(address)
