@@ -15,7 +15,7 @@ from uuid import UUID
 
 import torch
 
-from colibri.packer import finish, writer
+from colibri.packer import writer
 from colibri.packer.show import manifest_json
 from colibri.v1 import manifest_pb2
 from testkit.checkpoints import write_checkpoint
@@ -84,7 +84,7 @@ def make(root: Path) -> tuple[list[Path], manifest_pb2.Manifest]:
     folders = [root / "a", root / "b"]
     with (
         mock.patch.object(writer, "uuid4", return_value=UUID(UUID_TEXT)),
-        mock.patch.object(finish.time, "time", return_value=float(UNIX_SECONDS)),
+        mock.patch("time.time", return_value=float(UNIX_SECONDS)),
     ):
         return folders, pack_folder(source, folders, weights=[2, 1])
 
