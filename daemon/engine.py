@@ -29,11 +29,11 @@ from colibri.daemon.errors import (
     UnsupportedFieldError,
 )
 from colibri.daemon.generation import FinishReason, Generation, GenerationSpec, LoopWake
-from colibri.daemon.model_port import ModelPort
+from colibri.daemon.model_port import PAGE_POSITIONS, ModelPort
 from colibri.daemon.retained import RetainedGenerations
 from colibri.daemon.scheduler import Limits, Scheduler
 from colibri.daemon.sessions import Session, SessionTable
-from colibri.daemon.store.pages import PageIdentity
+from colibri.daemon.store.pages import PageChain, PageIdentity
 from colibri.daemon.store.store import SessionStore
 from colibri.daemon.turn import Turn, read_back
 
@@ -195,7 +195,11 @@ class Engine:
             self._scheduler.check_queue(len(prompt) + limit, spec.session)
         if session is not None and session.stored.meta.corrupt is not None:
             self._acknowledge(session)
-        turn = Turn(generation, spec, session, prompt, limit, reason)
+        identity = self._store.identity
+        chain = (
+            session.chain.fork(len(session.tokens) // PAGE_POSITIONS) if session is not None else PageChain(identity)
+        )
+        turn = Turn(generation, spec, session, prompt, chain, limit, reason)
         with self._loop.lock:
             self._loop.add(turn, len(prompt) + limit)
             self._retained.add(generation)

@@ -203,7 +203,7 @@ class EngineLoop:
                 turn.sequence = self.model.sequence()
             else:
                 if session.sequence is None:
-                    turn.restoring.extend(self.sequences.open(session))
+                    turn.restoring.extend(self.sequences.open(session, turn.prompt, turn.chain))
                 self.sequences.resume(session)
                 turn.sequence = session.sequence
         except Exception as error:
@@ -380,6 +380,7 @@ class EngineLoop:
             begun = Entry(Kind.GEN_START, payload=encode_json(start))
             entries = [begun, Entry(Kind.INPUT, turn.spec.input_ids), *entries]
             session.tokens.extend(turn.spec.input_ids)
+            session.chain = turn.chain
             session.logged.append(LoggedGeneration(start, turn.history, len(turn.prompt)))
         session.tokens.append(token)
         session.logged[-1].count += 1
@@ -409,12 +410,13 @@ class EngineLoop:
             if turn.sequence is not None:
                 turn.sequence.close()
         elif session.sequence is not None:
-            restored = turn.sequence is None or (not turn.restoring and session.sequence.length == turn.kv_before)
-            if turn.produced or restored:
-                idle = session.sequence.length
+            length = session.sequence.length
+            untouched = turn.sequence is None or (not turn.restoring and length == turn.kv_before)
+            if turn.produced or (untouched and length <= len(session.tokens)):
+                idle = length
                 self.sequences.keep(session)
             if not idle:
-                self.sequences.drop(session)
+                self.sequences.drop(session, keep_prompt=state is GenerationState.PAUSED)
         turn.sequence = None
         with self.lock:
             self._forget(turn, idle)
@@ -474,6 +476,7 @@ class EngineLoop:
 
     def _save_pages(self) -> None:
         for turn in list(self.turns.values()):
-            if turn.session is not None and not turn.restoring:
-                self.sequences.save(turn.session, tail=False)
+            if turn.session is not None and turn.sequence is not None and not turn.restoring:
+                tokens = turn.session.tokens if turn.produced else turn.prompt
+                self.sequences.save_full(turn.session, tokens, turn.chain)
         self.sequences.save_idle()
