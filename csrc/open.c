@@ -183,8 +183,8 @@ static void place(cl_model *m, cl_carve carves[REGIONS], const cl_model_options 
 /* Checks, describes and counts: `m` zeroed, and of no use for anything else afterwards but for place. */
 static int measure(cl_model *m, cl_carve carves[REGIONS], const cl_model_options *o, uint64_t *total, cl_error *err) {
     int code = cl_spec_check(o, err);
-    if (!code) code = cl_dense_check(o, err);
     if (!code) code = cl_expert_layers_check(o, err);
+    if (!code) code = cl_dense_check(o, err);
     if (!code) code = describe(m, o, err);
     if (code) return code;
     memset(carves, 0, REGIONS * sizeof *carves);
