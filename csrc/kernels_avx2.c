@@ -2,7 +2,8 @@
  *
  * Same bits as kernels_generic.c: a vector lane is an output row, so no sum is ever reordered. A block is nt tiles
  * times nb tokens in one pass over the columns. With few tokens the tiles of a block lie a quarter of the range apart:
- * four streams keep the memory busy where one does not. Places of a block that nobody needs repeat the last tile or token.
+ * four streams keep the memory busy where one does not. Places of a block that nobody needs repeat the last tile or
+ * token.
  *
  * Activation codes: i8 at their own column. i16 in runs of 8 columns in the order 0 2 4 6 1 3 5 7, so that each 32-bit
  * word holds the two columns that meet in one 32-bit word of weight codes.

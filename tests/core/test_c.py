@@ -1,4 +1,4 @@
-"""Builds each program of tests/core/c with AddressSanitizer and UBSan and runs it: the core's functions without Python."""
+"""Builds each program of tests/core/c with AddressSanitizer and UBSan, and runs it: the core without Python."""
 
 import os
 import subprocess
@@ -8,7 +8,8 @@ import pytest
 
 from testkit.repository import ROOT
 
-FLAGS = "-std=gnu11 -O1 -g -ffp-contract=off -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=all"
+FLAGS = "-std=gnu11 -O1 -g -ffp-contract=off -Wall -Wextra -Werror"
+SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all"
 OPS = ["ops", "kernels_generic"]
 PROGRAMS: dict[str, list[str]] = {
     "test_ops": OPS,
@@ -27,7 +28,8 @@ def test_every_program_is_listed() -> None:
 def test_program(name: str, tmp_path: Path) -> None:
     sources = [ROOT / "tests/core/c" / f"{name}.c", *(ROOT / "csrc" / f"{part}.c" for part in PROGRAMS[name])]
     include = ["-I", str(ROOT / "csrc"), "-I", str(ROOT / "tests/core/c")]
-    built = ["gcc", *FLAGS.split(), *include, *map(str, sources), "-o", str(tmp_path / name), "-lm"]
+    flags = [*FLAGS.split(), *SANITIZERS.split(), *include]
+    built = ["gcc", *flags, *map(str, sources), "-o", str(tmp_path / name), "-lm"]
     subprocess.run(built, check=True, timeout=240)
     # Leaks cannot be looked for under a tracer, which some containers are; every other check stays on.
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}

@@ -200,9 +200,7 @@ def test_row_stride_selects_a_block_of_columns() -> None:
 def test_the_search_beats_the_plain_range() -> None:
     """Group-64 weight errors at the level that the formats are chosen for (Gaussian weights)."""
     w = (np.random.default_rng(9).standard_normal((256, 512)) * 0.02).astype(np.float32)
-    errors = {
-        kind: tensors.quantize_tiles(format_of(kind, 64), w, "f32", 256, 512)[1].relative_rms for kind in KINDS
-    }
+    errors = {kind: tensors.quantize_tiles(format_of(kind, 64), w, "f32", 256, 512)[1].relative_rms for kind in KINDS}
     assert errors["int4_asymmetric"] < 0.082
     assert errors["int4_symmetric"] < 0.091
     assert errors["int8"] < 0.006

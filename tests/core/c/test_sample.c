@@ -38,7 +38,7 @@ static int32_t brute_force(const float *logits, uint32_t n, cl_sampling s, doubl
     if (s.top_k && s.top_k < count) count = s.top_k;
     long double total = 0, sum = 0, *p = malloc(n * sizeof *p);
     for (uint32_t i = 0; i < count; i++)
-        total += p[i] = expl(((long double)logits[order[i]] - (long double)logits[order[0]]) / (long double)s.temperature);
+        total += p[i] = expl(((long double)logits[order[i]] - logits[order[0]]) / (long double)s.temperature);
     int32_t answer = -2;
     uint32_t kept = count;
     if (s.top_p < 1) {
