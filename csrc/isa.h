@@ -3,7 +3,7 @@
 #define COLIBRI_ISA_H
 #include "kernels.h"
 
-#if defined(CL_HAVE_AVX2)
+#if defined(__x86_64__)
 extern const cl_kernels cl_kernels_avx2;
 #endif
 

@@ -13,7 +13,7 @@
 
 const cl_kernels *cl_kernels_find(const char *isa) {
     const cl_kernels *best = &cl_kernels_generic;
-#if defined(CL_HAVE_AVX2)
+#if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
         best = &cl_kernels_avx2;
 #endif

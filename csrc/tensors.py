@@ -121,27 +121,41 @@ def _raise_if(err: Any, report: Any = None) -> None:
         return
     if isinstance(error, NonFiniteError) and report is not None:
         error.row, error.col = int(report.nonfinite_row), int(report.nonfinite_col)
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # else the frame holds the error and the error's traceback the frame
+
+
+def _borrow(buffer: Bytes, name: str) -> U8:
+    """Return the buffer's bytes as an array. Raises InvalidError if they are scattered.
+
+    The array stands between the buffer and cffi on purpose. A memoryview that is lent out directly can end, through a
+    traceback's frames, in a cycle that the garbage collector clears in the wrong order: CPython 3.11 then crashes. It
+    does not look into arrays, so what an array holds is never part of such a cycle.
+    """
+    try:
+        return np.frombuffer(buffer, np.uint8)
+    except ValueError as error:
+        raise InvalidError(f"{name} is not contiguous") from error
 
 
 def _in(buffer: Bytes, name: str, bytes_wanted: int) -> Any:
     """Borrow at least bytes_wanted bytes to read. Raises InvalidError if there are fewer or they are scattered."""
-    view = memoryview(buffer)
-    if not view.c_contiguous:
-        raise InvalidError(f"{name} is not contiguous")
+    view = _borrow(buffer, name)
     if view.nbytes < bytes_wanted:
         raise InvalidError(f"{name} has {view.nbytes} bytes where {bytes_wanted} are needed")
-    return ffi.from_buffer("uint8_t[]", buffer)
+    return ffi.from_buffer("uint8_t[]", view)
 
 
 def _out(buffer: Bytes | None, name: str, bytes_wanted: int) -> tuple[Any, Any]:
     """Return (bytes-like, pointer) of exactly bytes_wanted writable bytes, new ones if buffer is None."""
     if buffer is None:
         buffer = np.empty(bytes_wanted, np.uint8)
-    view = memoryview(buffer)
-    if view.readonly or not view.c_contiguous or view.nbytes != bytes_wanted:
+    view = _borrow(buffer, name)
+    if not view.flags.writeable or view.nbytes != bytes_wanted:
         raise InvalidError(f"{name} must be {bytes_wanted} writable contiguous bytes, not {view.nbytes}")
-    return buffer, ffi.from_buffer("uint8_t[]", buffer, require_writable=True)
+    return buffer, ffi.from_buffer("uint8_t[]", view, require_writable=True)
 
 
 def tiles_bytes(format: Format, rows: int, cols: int) -> int:  # noqa: A002

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from colibri.daemon.engine_api import EngineStats, SessionView
 from colibri.daemon.engine_loop import EngineLoop
 from colibri.daemon.errors import (
+    DaemonError,
     DiskFullError,
     DrainingError,
     GenerationNotFoundError,
@@ -292,6 +293,11 @@ class Engine:
         self._table.delete(session)
 
     # ---- the whole
+
+    @property
+    def failure(self) -> DaemonError | None:
+        """Why the engine's thread has ended by itself, None while all is well."""
+        return self._loop.failure
 
     def stats(self) -> EngineStats:
         loop = self._loop

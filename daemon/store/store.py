@@ -73,11 +73,12 @@ class StoredSession:
 
 class SessionStore:
     """The state folder of one running model. Methods may be called from any thread; calls that concern one session
-    come from one thread at a time. Raises StoreError when the folder cannot be used at all."""
+    come from one thread at a time. A `root` that is open (and locked) already is taken over. Raises StoreError when the
+    folder cannot be used at all."""
 
     def __init__(
         self,
-        root: Path,
+        root: Path | StateFolder,
         identity: PageIdentity,
         model: str = "",
         durability: Durability = "token",
@@ -85,7 +86,7 @@ class SessionStore:
     ) -> None:
         self.identity = identity
         self.durability = durability
-        self.folder = StateFolder(root, identity.content_id, model)
+        self.folder = root if isinstance(root, StateFolder) else StateFolder(root, identity.content_id, model)
         self._writer = Writer(durability, max_waiting_pages * identity.file_bytes)
         self._ids = set(self.folder.session_ids())
         self._lock = threading.Lock()
