@@ -1,7 +1,8 @@
 /* test_engine.c - the engine under sanitizers: bits, faults of the drive, suspension, cancellation, no allocation.
  *
- * Linked with --wrap=pread, malloc, calloc and realloc: reads can be made short, interrupted or broken, and
- * allocations during a step are counted.
+ * Reads can be made short, interrupted or broken, and allocations during a step are counted, because the linker puts
+ * the __wrap_ functions below in front of the real ones.
+ * link: tiny_model.c -Wl,--wrap=pread,--wrap=malloc,--wrap=calloc,--wrap=realloc
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -16,7 +17,9 @@
 
 static float expected[POSITIONS][TINY_VOCAB];
 
-static int32_t token_at(uint64_t position) { return (int32_t)((position * position * 5 + position * 3 + 1) % TINY_VOCAB); }
+static int32_t token_at(uint64_t position) {
+    return (int32_t)((position * position * 5 + position * 3 + 1) % TINY_VOCAB);
+}
 
 /* ---- what is wrapped ---- */
 
