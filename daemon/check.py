@@ -1,0 +1,117 @@
+"""`colibrid check`: everything that can be known to be wrong before the daemon starts, each with the name of the thing.
+
+Meant to run as the service's user (ExecStartPre): it opens what the daemon will open. Changes nothing but for a
+nameless file in the state and socket folders, which proves that they can be written.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from colibri.core.paths import why_unreachable
+from colibri.daemon import opening
+from colibri.daemon.config import Config
+from colibri.daemon.plan import mib
+
+# A token log is small; one full context of keys and values per session is what a session folder must hold.
+MIN_FREE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`ok` False: the daemon would not start, or not work. `detail` says what was found, or what is wrong."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def run_checks(config: Config) -> list[Finding]:
+    """All findings, in the order in which the daemon would meet them."""
+    findings = [_state(config.state), _socket(config)]
+    try:
+        container = opening.open_the_container(config)
+    except opening.StartError as error:
+        return [Finding("container", False, str(error)), *findings]
+    with container:
+        layers = container.manifest.expert_layers
+        findings.insert(
+            0,
+            Finding(
+                "container",
+                True,
+                f"{container.manifest.source.name}: {opening.experts_of(container)} experts in {len(layers)} layers "
+                f"on {len(container.stripe_paths)} stripes, content {container.content_id[:16]}",
+            ),
+        )
+        try:
+            text = opening.open_text(container)
+            findings.append(Finding("text", True, "; ".join(text.problems + text.notes) or text.renderer))
+            table = opening.plan_memory(config, container, text)[1]
+            room = f"{mib(table.planned)} of {mib(table.budget.bytes)} ({table.budget.source})"
+            findings.append(Finding("memory", True, f"{room}, {table.expert_slots} of {table.experts} experts"))
+        except opening.StartError as error:
+            name = "memory" if any(finding.name == "text" for finding in findings) else "text"
+            findings.append(Finding(name, False, str(error)))
+    return findings
+
+
+def _state(folder: Path) -> Finding:
+    """The state folder, or the nearest one above it that exists, can be written and has room."""
+    existing = _nearest(folder)
+    problem = _unwritable(existing)
+    if problem:
+        return Finding("state", False, f"state folder {folder}: {problem}")
+    free = os.statvfs(existing)
+    room = free.f_bavail * free.f_frsize
+    if room < MIN_FREE_BYTES:
+        return Finding("state", False, f"state folder {folder}: {mib(room)} free, {mib(MIN_FREE_BYTES)} are needed")
+    return Finding("state", True, f"{folder}: writable, {mib(room)} free")
+
+
+def _socket(config: Config) -> Finding:
+    path = config.listen.path
+    if path is None:
+        return Finding("listen", True, f"{config.listen.target}: loopback")
+    if path.exists() and not path.is_socket():
+        return Finding("listen", False, f"{path} exists and is not a socket")
+    problem = _unwritable(_nearest(path.parent))
+    return Finding("listen", not problem, f"socket {path}: {problem or 'its folder is writable'}")
+
+
+def _nearest(folder: Path) -> Path:
+    """`folder`, or the first folder above it that is there: the daemon makes what is missing below."""
+    absolute = folder.absolute()
+    return next((part for part in (absolute, *absolute.parents) if _seen(part)), Path("/"))
+
+
+def _seen(path: Path) -> bool:
+    """Whether something is there, or might be: what may not be looked at is not taken for missing."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _unwritable(folder: Path) -> str:
+    """Why nothing can be created in `folder`, "" if it can."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return why_unreachable(folder, error)
+    return ""
+
+
+def as_json(findings: list[Finding]) -> dict[str, object]:
+    return {"ok": all(finding.ok for finding in findings), "findings": [asdict(finding) for finding in findings]}
+
+
+def as_text(findings: list[Finding]) -> str:
+    width = max(len(finding.name) for finding in findings)
+    return "\n".join(f"{'ok  ' if f.ok else 'FAIL'} {f.name:<{width}}  {f.detail}" for f in findings)

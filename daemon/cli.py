@@ -1,0 +1,168 @@
+"""`colibrid`: serve, plan and check, from a TOML file and flags.
+
+Owns the command line, logging and exit codes: 0 done, 1 failed, 2 wrong usage, 75 try again later, 78 the configuration
+or the container is at fault (systemd then does not start it again).
+"""
+
+from __future__ import annotations
+
+import os
+
+# Read by gRPC when it is first imported. Nothing here forks, and its fork handlers can deadlock.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import argparse
+import asyncio
+import faulthandler
+import json
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from colibri.daemon import check as checks
+from colibri.daemon.config import KEYS, Config, ConfigError, add_flags, load_config
+from colibri.daemon.endpoint import Endpoint, EndpointError
+from colibri.daemon.notify import Notifier
+from colibri.daemon.opening import EXIT_CONFIG, EXIT_OK, EXIT_TEMPORARY, Opened, StartError, open_model
+from colibri.daemon.runtime import CoreRuntime
+from colibri.daemon.server import Server
+
+log = logging.getLogger("colibri.daemon")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="colibrid", description="Serves one packed Mixture-of-Experts model over gRPC and keeps sessions."
+    )
+    parser.add_argument("--version", action="version", version=f"colibrid {metadata.version('colibri')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    texts = {
+        "serve": "run the daemon in the foreground",
+        "plan": "print the memory table, or why it does not fit",
+        "check": "say whether the daemon could start, and what stands in its way",
+    }
+    for name, text in texts.items():
+        command = commands.add_parser(name, help=text, description=text)
+        add_flags(command)
+        if name != "serve":
+            command.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point; returns the exit code."""
+    options = make_parser().parse_args(arguments)
+    faulthandler.enable()
+    try:
+        config = load_config({name: getattr(options, name) for name in KEYS}, options.config)
+    except ConfigError as error:
+        return _fail(str(error), EXIT_CONFIG, getattr(options, "json", False))
+    _set_up_logging(config.log_level)
+    if options.command == "serve":
+        return serve(config)
+    if options.command == "plan":
+        return plan(config, options.json)
+    return check(config, options.json)
+
+
+def plan(config: Config, as_json: bool) -> int:
+    try:
+        with open_model(config) as opened:
+            table = opened.table
+            print(json.dumps(table.as_json()) if as_json else f"{table.text()}\n{opened.streamed}")
+            return EXIT_OK
+    except StartError as error:
+        return _fail(str(error), error.exit_code, as_json)
+
+
+def check(config: Config, as_json: bool) -> int:
+    findings = checks.run_checks(config)
+    print(json.dumps(checks.as_json(findings)) if as_json else checks.as_text(findings))
+    return EXIT_OK if all(finding.ok for finding in findings) else EXIT_CONFIG
+
+
+def serve(config: Config) -> int:
+    """Runs the daemon until a signal. The locks of the state folder and the socket come before everything that costs
+    time or memory."""
+    endpoint = None
+    try:
+        endpoint = Endpoint(config.listen)
+        with open_model(config) as opened:
+            return _run(config, opened)
+    except EndpointError as error:
+        return _fail(str(error), EXIT_TEMPORARY if error.busy else EXIT_CONFIG, False)
+    except StartError as error:
+        return _fail(str(error), error.exit_code, False)
+    finally:
+        if endpoint is not None:
+            endpoint.release()
+
+
+def _run(config: Config, opened: Opened) -> int:
+    for note in (*opened.text.problems, *opened.text.notes):
+        log.warning("%s", note)
+    log.info("memory plan\n%s", opened.table.text())
+    log.info("%s", opened.streamed)
+    runtime = CoreRuntime(config, opened)
+
+    async def run() -> tuple[int, bool]:
+        notifier = Notifier(warn=log.warning)
+        server = Server(config.listen, opened.text, opened.facts, runtime, notifier, config.heartbeat)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, server.stop)
+        return await server.run(), server.loading_abandoned
+
+    code, abandoned = asyncio.run(run())
+    if abandoned:
+        # A thread is inside the core, reading weights. Waiting for it could take minutes, and freeing what it uses
+        # would be wrong; nothing has been written, so the process can simply end.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _fail(message: str, code: int, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"ok": False, "error": message}))
+    else:
+        print(f"colibrid: {message}", file=sys.stderr)
+    return code
+
+
+def _set_up_logging(level: str) -> None:
+    """To stderr. Under systemd, where stderr is the journal, each line begins with its priority instead of a time."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JournalFormatter() if _stderr_is_the_journal() else _TerminalFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _stderr_is_the_journal() -> bool:
+    """JOURNAL_STREAM names device and inode of the journal's socket; stderr may since have been redirected."""
+    device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        status = os.fstat(2)
+    except OSError:
+        return False
+    return (device, inode) == (str(status.st_dev), str(status.st_ino))
+
+
+class _TerminalFormatter(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
+
+
+class _JournalFormatter(logging.Formatter):
+    """sd-daemon(3): "<6>" and the like in front of every line."""
+
+    _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = next((number for level, number in self._PRIORITIES if record.levelno >= level), 7)
+        return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""From a configuration to a container, a text model and a memory plan: what serve, plan and check have in common.
+
+Opens and checks, allocates nothing, binds nothing, takes no lock but the container's shared one. Every failure is a
+StartError with the exit code that tells a service manager whether another try makes sense.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from colibri.core import core
+from colibri.core.container import Container, ContainerError, open_container
+from colibri.core.errors import CoreError
+from colibri.daemon.admin_service import ModelFacts
+from colibri.daemon.chat import TextError, TextModel
+from colibri.daemon.config import Config
+from colibri.daemon.machine import anonymous_bytes, available_memory
+from colibri.daemon.model_port import PAGE_POSITIONS
+from colibri.daemon.plan import CoreBytes, MemoryTable, PlanError, Sizes, make_table, resolve_sizes
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_TEMPORARY = 75
+EXIT_CONFIG = 78
+
+
+class StartError(Exception):
+    """The daemon cannot start; `exit_code` says how final that is."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_CONFIG) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass
+class Opened:
+    """A container with everything that follows from it and the configuration. Close it."""
+
+    config: Config
+    container: Container
+    text: TextModel
+    sizes: Sizes
+    table: MemoryTable
+    options: core.ModelOptions
+    kv_page_bytes: int
+    dense_bytes: int
+
+    @property
+    def facts(self) -> ModelFacts:
+        source = self.container.manifest.source
+        return ModelFacts(
+            name=source.name,
+            architecture=source.architecture,
+            content_id=self.container.content_id,
+            max_context=self.sizes.max_context,
+            kv_bytes_per_token=self.kv_page_bytes // PAGE_POSITIONS,
+        )
+
+    @property
+    def streamed(self) -> str:
+        layers = self.container.manifest.expert_layers
+        stripes = len(self.container.stripe_paths)
+        return (
+            f"{self.table.experts} experts in {len(layers)} layers streamed from {stripes} "
+            f"stripe{'' if stripes == 1 else 's'}, {self.table.expert_slots} kept in memory"
+        )
+
+    def close(self) -> None:
+        self.container.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_model(config: Config) -> Opened:
+    """Raises StartError."""
+    container = open_the_container(config)
+    try:
+        text = open_text(container)
+        sizes, table, options, plan = plan_memory(config, container, text)
+    except BaseException:
+        container.close()
+        raise
+    return Opened(config, container, text, sizes, table, options, plan.kv_page_bytes, plan.dense_bytes)
+
+
+def open_the_container(config: Config) -> Container:
+    """Raises StartError."""
+    try:
+        container = open_container(config.container, config.stripes)
+    except ContainerError as error:
+        raise StartError(str(error)) from error
+    except OSError as error:
+        raise StartError(f"container {config.container}: {error}", EXIT_TEMPORARY) from error
+    if not experts_of(container):
+        container.close()
+        raise StartError(
+            f"container {config.container}: it has no experts to stream, so this daemon is of no use to it"
+        )
+    return container
+
+
+def open_text(container: Container) -> TextModel:
+    """Raises StartError."""
+    try:
+        return TextModel.open(container.primary, vocab_rows=container.manifest.spec.vocab_size)
+    except (TextError, OSError) as error:
+        raise StartError(f"text files of the container: {error}") from error
+
+
+def experts_of(container: Container) -> int:
+    return sum(layer.experts for layer in container.manifest.expert_layers)
+
+
+def plan_memory(
+    config: Config, container: Container, text: TextModel
+) -> tuple[Sizes, MemoryTable, core.ModelOptions, core.MemoryPlan]:
+    """Raises StartError with the table where it does not fit."""
+    gc.collect()  # what opening left behind is not part of the process's size
+    try:
+        sizes = resolve_sizes(config, container.manifest.spec.max_positions)
+
+        def options(slots: int) -> core.ModelOptions:
+            return model_options(config, sizes, slots, tuple(text.banned_ids()))
+
+        def estimate(slots: int) -> CoreBytes:
+            return core.plan(container, options(slots))
+
+        table = make_table(config, sizes, experts_of(container), estimate, available_memory(), anonymous_bytes())
+        chosen = options(table.expert_slots)
+        return sizes, table, chosen, core.plan(container, chosen)
+    except (PlanError, CoreError) as error:
+        raise StartError(str(error)) from error
+
+
+def model_options(config: Config, sizes: Sizes, slots: int, banned: tuple[int, ...]) -> core.ModelOptions:
+    """The core's options for this configuration."""
+    return core.ModelOptions(
+        expert_slots=slots,
+        kv_pages=sizes.kv_pages,
+        ring_slots=config.ring_slots,
+        kv_dtype=config.kv_dtype,  # type: ignore[arg-type]  # checked by config.py
+        max_rows=config.max_sequences,
+        pass_tokens=sizes.pass_tokens,
+        max_context=sizes.max_context,
+        activation=config.activation,  # type: ignore[arg-type]
+        isa=config.isa,
+        threads=config.threads,
+        io_threads=config.io_threads,
+        direct=config.direct,  # type: ignore[arg-type]
+        banned_tokens=banned,
+    )
