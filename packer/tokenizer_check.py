@@ -39,7 +39,7 @@ def check_tokenizer(checkpoint: Checkpoint, rows: int) -> tuple[str, ...]:
             f"{path}: {len(beyond)} tokens have no row in the embedding, which has {rows}: {token!r} has id {token_id}"
         )
     return tuple(
-        f"tokenizer.json gives token {token!r} the id {token_id}, the tokenizers library gives it {vocabulary.get(token)}"
+        f"tokenizer.json gives {token!r} the id {token_id}, the tokenizers library gives it {vocabulary.get(token)}"
         for token, token_id in stated
         if vocabulary.get(token) != token_id
     )

@@ -319,7 +319,7 @@ class TestA14Vocabulary:
         assert model.spec.vocab_size == 128
         # The tokenizers library, and transformers with it, numbers added tokens without a gap. Not in silence.
         (warning,) = model.warnings
-        assert "'<c>' the id 125" in warning
+        assert "gives '<c>' the id 125" in warning
         assert "gives it 122" in warning
 
     def test_without_gaps_there_is_nothing_to_say(self, tmp_path: Path) -> None:
