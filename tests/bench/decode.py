@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 
 from ceilings import Ram
-from colibri.core.container import Container, open_container
-from colibri.core.core import Model, ModelOptions, Row, Sampling, plan
-from colibri.v1 import manifest_pb2
 from randommodel import OlmoeShape, packed
 from report import result, table
 from streaming import python_share
+
+from colibri.core.container import Container, open_container
+from colibri.core.core import Model, ModelOptions, Row, Sampling, plan
+from colibri.v1 import manifest_pb2
 
 PROMPT = 64
 

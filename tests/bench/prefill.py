@@ -1,7 +1,7 @@
 """BENCH=prefill: prompt tokens per second with every expert resident, against int8 multiply-add throughput.
 
-The ceiling is arithmetic: multiply-adds per second of the widest integer instruction of the kernels (maddubs + paddw for
-int8, maddwd + paddd for int16 activations), measured in the same run on as many threads, over the multiply-adds of a token.
+The ceiling is arithmetic: multiply-adds per second of the widest integer instruction of the kernels (maddubs + paddw
+for int8, maddwd + paddd for int16 activations), measured in the same run on as many threads, over those of a token.
 """
 
 import argparse
@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 from ceilings import Compute
-from colibri.core.container import Container, open_container
-from colibri.core.core import Model, ModelOptions, Sampling
 from randommodel import OlmoeShape, packed
 from report import result, table
+
+from colibri.core.container import Container, open_container
+from colibri.core.core import Model, ModelOptions, Sampling
 
 
 def multiply_adds(container: Container) -> int:

@@ -314,9 +314,22 @@ class TestA14Vocabulary:
             return resolve(checkpoint)
 
     def test_ids_below_the_rows_may_have_gaps(self, tmp_path: Path) -> None:
-        # The library hands out ids in order to tokens that are not in the model: 120, 121, 122.
         self.write(tmp_path, {"<a>": 120, "<b>": 121, "<c>": 125})
-        assert self.resolve(tmp_path).spec.vocab_size == 128
+        model = self.resolve(tmp_path)
+        assert model.spec.vocab_size == 128
+        # The tokenizers library, and transformers with it, numbers added tokens without a gap. Not in silence.
+        (warning,) = model.warnings
+        assert "gives '<c>' the id 125" in warning
+        assert "gives it 122" in warning
+
+    def test_without_gaps_there_is_nothing_to_say(self, tmp_path: Path) -> None:
+        self.write(tmp_path, {"<a>": 120, "<b>": 121, "<c>": 122})
+        assert self.resolve(tmp_path).warnings == ()
+
+    def test_one_id_beyond_the_rows_is_refused_though_the_library_renumbers_it(self, tmp_path: Path) -> None:
+        self.write(tmp_path, {"<a>": 120, "<b>": 130})
+        with pytest.raises(CheckpointError, match=r"1 tokens have no row in the embedding, which has 128: '<b>'"):
+            self.resolve(tmp_path)
 
     def test_an_id_at_or_beyond_the_rows_is_refused(self, tmp_path: Path) -> None:
         self.write(tmp_path, {f"<{number}>": number for number in range(120, 131)})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
+import threading
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from colibri.daemon.store.store import SessionStore
 from colibri.daemon.store.writer import Durability
 from testkit.fake_model import FakeModel
 
-_REQUESTS = itertools.count()
 EVER = 30.0  # seconds after which a test has failed
 
 
@@ -46,14 +46,23 @@ class Bench:
         self.model = model or FakeModel()
         self.start()
 
-    def crash(self, copy: Path) -> Bench:
-        """Another bench on a copy of what is on the drive now, as after kill -9."""
+    def crash(self, copy: Path, model: FakeModel | None = None, **options: Any) -> Bench:
+        """Another bench on a copy of what is on the drive at one moment, as after kill -9; this one goes on."""
+        at_rest, copied = threading.Event(), threading.Event()
+
+        def rest() -> None:
+            at_rest.set()
+            copied.wait(EVER)
+
+        self.store._writer.submit(rest)
+        assert at_rest.wait(EVER)
         shutil.copytree(self.root, copy / "state", copy_function=shutil.copy2)
+        copied.set()
         _link_pages(copy / "state")
-        return Bench(copy)
+        return Bench(copy, model, **options)
 
     def spec(self, tokens: Sequence[int], session: str | None = None, **fields: Any) -> GenerationSpec:
-        fields.setdefault("request_id", f"request-{next(_REQUESTS)}")
+        fields.setdefault("request_id", str(uuid.uuid4()))
         fields.setdefault("max_tokens", 5)
         return GenerationSpec(input_ids=tuple(tokens), session=session, **fields)
 
@@ -72,8 +81,9 @@ def _link_pages(root: Path) -> None:
     """A copied folder has lost its hard links: make them again, as the file system of a crashed machine has them."""
     for link in root.glob("sessions/*/*/kv/*.kvp"):
         page = root / "pages" / link.name[:2] / link.name
-        link.unlink()
-        link.hardlink_to(page)
+        if page.exists():  # a page that another session found bad is not among the shared ones any more
+            link.unlink()
+            link.hardlink_to(page)
 
 
 def until(generation: Generation, count: int) -> GenerationView:
