@@ -96,13 +96,13 @@ def session_table(sessions: list[types_pb2.Session]) -> Table:
         table.add_column(heading, justify="right" if justify == "right" else "left")
     table.add_column("last used")
     for session in sessions:
-        used = session.last_used_time.ToJsonString() if session.HasField("last_used_time") else "-"
+        used = session.last_used_time.ToDatetime() if session.HasField("last_used_time") else None
         table.add_row(
             Text(printable(session.name.removeprefix("sessions/"))),
             types_pb2.Session.State.Name(session.state).removeprefix("STATE_").lower(),
             str(session.position),
             show_bytes(session.disk_bytes),
-            used,
+            f"{used:%Y-%m-%d %H:%M:%S} UTC" if used else "-",
         )
     return table
 

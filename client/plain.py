@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -37,8 +38,16 @@ def _one(field: Any, value: Any) -> Any:
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(value)
         return known.name if known else value
+    if field.type == field.TYPE_FLOAT:
+        return _shortest(value)
     if isinstance(value, Duration):
         return seconds(value)
     if isinstance(value, Timestamp):
         return value.ToJsonString()
     return plain(value) if isinstance(value, Message) else value
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal that is the same 32-bit float: 0.7, not 0.699999988079071."""
+    candidates = (float(f"{value:.{digits}g}") for digits in range(6, 9))
+    return next((short for short in candidates if struct.pack("<f", short) == struct.pack("<f", value)), value)

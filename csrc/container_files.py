@@ -134,6 +134,11 @@ class StoredTensor:
     bytes: int
 
 
+def dense_metadata(uuid: str) -> dict[str, str]:
+    """Return the metadata that dense.safetensors carries; "format" is for other readers of safetensors."""
+    return {"format": "pt", "colibri_format_version": str(FORMAT_VERSION), "colibri_uuid": uuid}
+
+
 def pack_safetensors_header(entries: Iterable[StoredTensor], metadata: dict[str, str], header_bytes: int) -> bytes:
     """Return length, JSON and padding, `header_bytes` long together; the entries' offsets are absolute.
 

@@ -17,6 +17,7 @@ from colibri.core.container_files import (
     ALIGN,
     ContainerError,
     StripeHeader,
+    dense_metadata,
     read_exact,
     read_safetensors_header,
     unpack_table,
@@ -174,9 +175,11 @@ def _read_table(path: Path, uuid: UUID, entry_bytes: int, count: int, crc: int) 
 def _check_dense_file(path: Path, manifest: manifest_pb2.Manifest) -> None:
     with _opened(path) as (fd, size):
         stored, metadata = read_safetensors_header(fd, size)
-        uuid = metadata.get("colibri_uuid")
+        uuid = metadata.get("colibri_uuid", "")
         if uuid != manifest.layout.uuid:
-            raise ContainerError(f"belongs to container {str(uuid)[:80]}, not to {manifest.layout.uuid}")
+            raise ContainerError(f"belongs to container {uuid[:80]}, not to {manifest.layout.uuid}")
+        if metadata != dense_metadata(uuid):
+            raise ContainerError(f"has the metadata {str(metadata)[:200]}, not {dense_metadata(uuid)}")
         for tensor in manifest.dense:
             for wanted in stored_tensors(tensor):
                 found = stored.pop(wanted.name, None)

@@ -54,9 +54,6 @@ struct cl_io {
 
 /* Returns bytes read, 0 at the end of the file, -1 with errno. */
 static ssize_t pread_once(int fd, uint8_t *data, uint64_t bytes, uint64_t offset) {
-#ifdef CL_TEST_PIECE /* a test build in which every read is short */
-    if (bytes > CL_TEST_PIECE) bytes = CL_TEST_PIECE;
-#endif
     if (bytes > MOST_BYTES_PER_CALL) bytes = MOST_BYTES_PER_CALL;
     ssize_t got;
     do got = pread(fd, data, bytes, (off_t)offset);

@@ -121,7 +121,10 @@ def _raise_if(err: Any, report: Any = None) -> None:
         return
     if isinstance(error, NonFiniteError) and report is not None:
         error.row, error.col = int(report.nonfinite_row), int(report.nonfinite_col)
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # else the frame holds the error and the error's traceback the frame
 
 
 def _borrow(buffer: Bytes, name: str) -> U8:
@@ -261,7 +264,14 @@ def dequantize_rows(
     return out
 
 
-def _row_parts(format: Format, codes: Bytes, scales: Bytes, mins: Bytes, rows: int, cols: int) -> tuple[Any, Any, Any]:  # noqa: A002
+def _row_parts(
+    format: Format,  # noqa: A002
+    codes: Bytes,
+    scales: Bytes,
+    mins: Bytes,
+    rows: int,
+    cols: int,
+) -> tuple[Any, Any, Any]:
     sizes = rows_bytes(format, rows, cols)
     return _in(codes, "codes", sizes[0]), _in(scales, "scales", sizes[1]), _in(mins, "mins", sizes[2])
 

@@ -30,11 +30,11 @@ from colibri.daemon.errors import (
     UnsupportedFieldError,
 )
 from colibri.daemon.generation import FinishReason, Generation, GenerationSpec, LoopWake
-from colibri.daemon.model_port import ModelPort
+from colibri.daemon.model_port import PAGE_POSITIONS, ModelPort
 from colibri.daemon.retained import RetainedGenerations
 from colibri.daemon.scheduler import Limits, Scheduler
 from colibri.daemon.sessions import Session, SessionTable
-from colibri.daemon.store.pages import PageIdentity
+from colibri.daemon.store.pages import PageChain, PageIdentity
 from colibri.daemon.store.store import SessionStore
 from colibri.daemon.turn import Turn, read_back
 
@@ -196,7 +196,11 @@ class Engine:
             self._scheduler.check_queue(len(prompt) + limit, spec.session)
         if session is not None and session.stored.meta.corrupt is not None:
             self._acknowledge(session)
-        turn = Turn(generation, spec, session, prompt, limit, reason)
+        identity = self._store.identity
+        chain = (
+            session.chain.fork(len(session.tokens) // PAGE_POSITIONS) if session is not None else PageChain(identity)
+        )
+        turn = Turn(generation, spec, session, prompt, chain, limit, reason)
         with self._loop.lock:
             self._loop.add(turn, len(prompt) + limit)
             self._retained.add(generation)
@@ -307,19 +311,20 @@ class Engine:
         degraded = [f"session {s.id}: {e}" for s in self._table.loaded() for e in (s.log_error, s.stored.kv_error) if e]
         if loop.failure is not None:
             degraded.append(loop.failure.message)
+        counters = loop.counters
         return EngineStats(
             queued=queued,
             running=running,
-            decode_tokens=loop.decode_tokens,
-            prefill_tokens=loop.prefill_tokens,
-            decode_tokens_per_second=loop.decode_rate.per_second(),
-            prefill_tokens_per_second=loop.prefill_rate.per_second(),
-            expert_hits=loop.expert_hits,
-            expert_loads=loop.expert_loads,
-            expert_bytes=loop.expert_bytes,
-            core_ns=loop.clock.core_ns,
-            between_ns=loop.clock.between_ns,
-            steps=loop.clock.steps,
+            decode_tokens=counters.decode_tokens,
+            prefill_tokens=counters.prefill_tokens,
+            decode_tokens_per_second=counters.decode_rate.per_second(),
+            prefill_tokens_per_second=counters.prefill_rate.per_second(),
+            expert_hits=counters.expert_hits,
+            expert_loads=counters.expert_loads,
+            expert_bytes=counters.expert_bytes,
+            core_ns=counters.clock.core_ns,
+            between_ns=counters.clock.between_ns,
+            steps=counters.clock.steps,
             live_sequences=len(loop.sequences),
             kv_pages_used=pages,
             draining=self._draining,

@@ -18,7 +18,7 @@ from colibri.daemon.core_errors import daemon_error, is_cancelled
 from colibri.daemon.errors import DaemonError, EngineFailedError
 from colibri.daemon.generation import FinishReason, GenerationState
 from colibri.daemon.live_sequences import RETRY_SECONDS, LiveSequences
-from colibri.daemon.meters import Rate, StepClock
+from colibri.daemon.meters import EngineCounters
 from colibri.daemon.model_port import ModelPort, PrefillPort, RowPort, SequencePort
 from colibri.daemon.scheduler import Pass, Phase, Plan, Scheduler
 from colibri.daemon.sessions import Session
@@ -46,10 +46,7 @@ class EngineLoop:
         self.sequences = LiveSequences(model, store)
         self.lock = threading.Condition()
         self.turns: dict[str, Turn] = {}
-        self.clock = StepClock()
-        self.decode_rate, self.prefill_rate = Rate(), Rate()
-        self.decode_tokens = self.prefill_tokens = 0
-        self.expert_hits = self.expert_loads = self.expert_bytes = 0
+        self.counters = EngineCounters()
         self.failure: DaemonError | None = None
         self._budget_us = prefill_budget_us
         self._retain_seconds = retain_seconds
@@ -172,7 +169,7 @@ class EngineLoop:
 
     def _wait_for_work(self) -> None:
         while not (self._commands or self.turns or self._draining):
-            self.clock.idle()
+            self.counters.clock.idle()
             unsaved = self.sequences.unsaved
             self.lock.wait(RETRY_SECONDS if unsaved else None)
             if unsaved:
@@ -203,7 +200,7 @@ class EngineLoop:
                 turn.sequence = self.model.sequence()
             else:
                 if session.sequence is None:
-                    turn.restoring.extend(self.sequences.open(session))
+                    turn.restoring.extend(self.sequences.open(session, turn.prompt, turn.chain))
                 self.sequences.resume(session)
                 turn.sequence = session.sequence
         except Exception as error:
@@ -256,11 +253,11 @@ class EngineLoop:
                 turn.stepping = not turn.cancel_requested
         rows = [row for turn, row in decoding if turn.stepping]
         cursors = [cursor for turn, cursor in prefilling if turn.stepping]
-        self.clock.begin(bool(rows))
+        self.counters.clock.begin(bool(rows))
         try:
             self.model.step(rows, cursors, self._budget_us)
         finally:
-            self.clock.end(bool(rows))
+            self.counters.clock.end(bool(rows))
             with self.lock:
                 stepped = [turn.stepping for turn in turns]
                 for turn in turns:
@@ -299,7 +296,7 @@ class EngineLoop:
             self._failed(turn, row.error)
             return
         turn.count(row.counts)
-        self._count_experts(row.counts.hits, row.counts.loads, row.counts.bytes)
+        self.counters.experts(row.counts)
         self._produced(turn, row.next_token)
 
     def _prefilled(self, turn: Turn, cursor: PrefillPort) -> None:
@@ -312,11 +309,10 @@ class EngineLoop:
             turn.generation.update(prompt_tokens_done=sequence.length + cursor.positions_done)
             return
         turn.count(cursor.counts)
-        self._count_experts(cursor.counts.hits, cursor.counts.loads, cursor.counts.bytes)
+        self.counters.experts(cursor.counts)
         token, positions = cursor.next_token, turn.cursor_positions
         self._close_cursor(turn)
-        self.prefill_tokens += positions
-        self.prefill_rate.add(positions)
+        self.counters.prompt(positions)
         with self.lock:
             last = self.scheduler.prefilled(turn.name, positions)
         turn.generation.update(prompt_tokens_done=sequence.length, usage=turn.usage)
@@ -333,19 +329,13 @@ class EngineLoop:
             turn.cursor.close()
             turn.cursor = None
 
-    def _count_experts(self, hits: int, loads: int, size: int) -> None:
-        self.expert_hits += hits
-        self.expert_loads += loads
-        self.expert_bytes += size
-
     # ---- tokens
 
     def _produced(self, turn: Turn, token: int) -> None:
         """Takes a sampled token: kept in any case, and perhaps the last."""
         turn.pending = token
         turn.token()
-        self.decode_tokens += 1
-        self.decode_rate.add(1)
+        self.counters.token()
         error: DaemonError | None = None
         reason, stop_token = FinishReason.UNSPECIFIED, None
         try:
@@ -380,6 +370,7 @@ class EngineLoop:
             begun = Entry(Kind.GEN_START, payload=encode_json(start))
             entries = [begun, Entry(Kind.INPUT, turn.spec.input_ids), *entries]
             session.tokens.extend(turn.spec.input_ids)
+            session.chain = turn.chain
             session.logged.append(LoggedGeneration(start, turn.history, len(turn.prompt)))
         session.tokens.append(token)
         session.logged[-1].count += 1
@@ -409,12 +400,13 @@ class EngineLoop:
             if turn.sequence is not None:
                 turn.sequence.close()
         elif session.sequence is not None:
-            restored = turn.sequence is None or (not turn.restoring and session.sequence.length == turn.kv_before)
-            if turn.produced or restored:
-                idle = session.sequence.length
+            length = session.sequence.length
+            untouched = turn.sequence is None or (not turn.restoring and length == turn.kv_before)
+            if turn.produced or (untouched and length <= len(session.tokens)):
+                idle = length
                 self.sequences.keep(session)
             if not idle:
-                self.sequences.drop(session)
+                self.sequences.drop(session, keep_prompt=state is GenerationState.PAUSED)
         turn.sequence = None
         with self.lock:
             self._forget(turn, idle)
@@ -474,6 +466,7 @@ class EngineLoop:
 
     def _save_pages(self) -> None:
         for turn in list(self.turns.values()):
-            if turn.session is not None and not turn.restoring:
-                self.sequences.save(turn.session, tail=False)
+            if turn.session is not None and turn.sequence is not None and not turn.restoring:
+                tokens = turn.session.tokens if turn.produced else turn.prompt
+                self.sequences.save_full(turn.session, tokens, turn.chain)
         self.sequences.save_idle()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 
-from colibri.daemon.model_port import PAGE_POSITIONS, ModelPort, SequencePort
+from colibri.daemon.model_port import PAGE_POSITIONS, ModelPort
 from colibri.daemon.sessions import Session
-from colibri.daemon.store.pages import PageName
+from colibri.daemon.store.pages import PageChain, PageName
 from colibri.daemon.store.store import SessionStore
 
 RETRY_SECONDS = 0.02
@@ -34,13 +34,15 @@ class LiveSequences:
 
     # ---- opening and restoring
 
-    def open(self, session: Session) -> list[PageName]:
-        """Makes a sequence; returns the pages from which it is to be restored, in order."""
+    def open(self, session: Session, prompt: list[int], chain: PageChain) -> list[PageName]:
+        """Makes a sequence; returns the pages from which it is to be restored, in order. They may reach into the new
+        part of `prompt`, if the daemon ended in the middle of the same prompt before; its last position is left, for
+        only a computed position tells what follows."""
         session.sequence = self._model.sequence()
         self._live[session.id] = session
-        pages = self._store.cached_pages(session.stored, session.tokens, session.chain)
-        full = sum(page.positions == PAGE_POSITIONS for page in pages)
-        session.saved_pages, session.tail = full, pages[-1] if len(pages) > full else None
+        pages = self._store.cached_pages(session.stored, prompt[:-1], chain)
+        session.saved_pages = sum(page.positions == PAGE_POSITIONS for page in pages)
+        session.tail = pages[-1] if len(pages) > session.saved_pages else None
         return pages
 
     def restore(self, session: Session, name: PageName) -> bool:
@@ -68,10 +70,11 @@ class LiveSequences:
             self.save_now(session)
             self.close(session)
 
-    def drop(self, session: Session) -> None:
-        """KV of tokens that were not committed cannot stay; that of those before them is stored, to be restored."""
+    def drop(self, session: Session, keep_prompt: bool) -> None:
+        """KV of tokens that were not committed cannot stay in memory; that of those before them is stored, to be
+        restored. `keep_prompt`: stored pages of the prompt stay too, for the same prompt may come again."""
         if session.sequence is not None and session.sequence.length >= len(session.tokens):
-            self.save_now(session)
+            self.save_now(session, prune=not keep_prompt)
         self.close(session)
 
     def close_all(self) -> None:
@@ -90,24 +93,32 @@ class LiveSequences:
 
     def save_idle(self) -> None:
         for session in list(self._unsaved.values()):
-            if self.save(session, tail=True):
+            if self.save(session):
                 del self._unsaved[session.id]
 
-    def save(self, session: Session, tail: bool) -> bool:
-        """Queues what is not stored yet, as far as there is room; whether nothing is left."""
+    def save_full(self, session: Session, tokens: list[int], chain: PageChain) -> bool:
+        """Queues the full pages that are not stored yet, as far as there is room; whether none is left. `tokens` and
+        their `chain`: what the sequence holds, a prompt that is not committed yet included."""
         sequence, stored = session.sequence, session.stored
         if sequence is None or stored.kv_error:
             return True
-        positions = min(sequence.length, len(session.tokens))
-        while session.saved_pages < positions // PAGE_POSITIONS:
+        while session.saved_pages < min(sequence.length, len(tokens)) // PAGE_POSITIONS:
             if not self._store.has_room():
                 return False
-            name = session.chain.name(session.tokens, session.saved_pages)
+            name = chain.name(tokens, session.saved_pages)
             self._store.put_page(stored, name, sequence.export_page(session.saved_pages))
             session.saved_pages += 1
-        return not tail or self._save_tail(session, sequence, positions)
+        return True
 
-    def _save_tail(self, session: Session, sequence: SequencePort, positions: int) -> bool:
+    def save(self, session: Session, prune: bool = True) -> bool:
+        """Queues all pages of the committed tokens, the partial one too; whether nothing is left. Then other pages are
+        removed, if `prune`."""
+        sequence = session.sequence
+        if sequence is None or session.stored.kv_error:
+            return True
+        if not self.save_full(session, session.tokens, session.chain):
+            return False
+        positions = min(sequence.length, len(session.tokens))
         names = session.page_names(positions)
         if positions % PAGE_POSITIONS and names[-1] != session.tail:
             if not self._store.has_room():
@@ -116,11 +127,12 @@ class LiveSequences:
             session.tail = names[-1]
         if session.stored.meta.numerics_id != self._model.numerics_id:
             self._store.note_numerics(session.stored)
-        self._store.keep_pages(session.stored, names)
+        if prune:
+            self._store.keep_pages(session.stored, names)
         return True
 
-    def save_now(self, session: Session) -> None:
-        while not self.save(session, tail=True):
+    def save_now(self, session: Session, prune: bool = True) -> None:
+        while not self.save(session, prune):
             time.sleep(RETRY_SECONDS / 4)
 
     def save_all(self) -> None:

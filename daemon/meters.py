@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from colibri.daemon.model_port import Counts
+
 
 class Rate:
     """Events per second over the last `window` seconds, in buckets of one second."""
@@ -56,3 +58,26 @@ class StepClock:
     def idle(self) -> None:
         """What follows is waiting for work, not a cost."""
         self._ended = None
+
+
+class EngineCounters:
+    """What an engine has done since it started."""
+
+    def __init__(self) -> None:
+        self.clock = StepClock()
+        self.decode_rate, self.prefill_rate = Rate(), Rate()
+        self.decode_tokens = self.prefill_tokens = 0
+        self.expert_hits = self.expert_loads = self.expert_bytes = 0
+
+    def token(self) -> None:
+        self.decode_tokens += 1
+        self.decode_rate.add(1)
+
+    def prompt(self, positions: int) -> None:
+        self.prefill_tokens += positions
+        self.prefill_rate.add(positions)
+
+    def experts(self, counts: Counts) -> None:
+        self.expert_hits += counts.hits
+        self.expert_loads += counts.loads
+        self.expert_bytes += counts.bytes

@@ -68,7 +68,7 @@ class Session:
         return SessionState.STORED if self.stored.kv_position or not self.tokens else SessionState.TOKENS_ONLY
 
     def page_names(self, positions: int) -> list[PageName]:
-        """The pages that hold the first `positions` positions of the committed tokens."""
+        """The pages that hold the first `positions` positions of the committed tokens, in order."""
         names = [self.chain.name(self.tokens, index) for index in range(positions // PAGE_POSITIONS)]
         if rest := positions % PAGE_POSITIONS:
             names.append(self.chain.name(self.tokens, len(names), rest))

@@ -22,20 +22,22 @@ from colibri.daemon.generation import (
 )
 from colibri.daemon.model_port import Counts, PrefillPort, SequencePort
 from colibri.daemon.sessions import Session
-from colibri.daemon.store.pages import PageName
+from colibri.daemon.store.pages import PageChain, PageName
 from colibri.daemon.store.token_log import LoggedGeneration
 
 
 @dataclass
 class Turn:
-    """`prompt`: every position of the prompt, the session's history included. `limit`: tokens to produce at most, and
-    `limit_reason` what reaching it is called. `restoring`: pages still to be imported. `pending`: the last sampled
-    token, whose KV the next step computes. `kv_before`: positions of KV that were there before this turn added any."""
+    """`prompt`: every position of the prompt, the session's history included; `chain`: its page names. `limit`: tokens
+    to produce at most, and `limit_reason` what reaching it is called. `restoring`: pages still to be imported.
+    `pending`: the last sampled token, whose KV the next step computes. `kv_before`: positions of KV that were there
+    before this turn added any."""
 
     generation: Generation
     spec: GenerationSpec
     session: Session | None
     prompt: list[int]
+    chain: PageChain
     limit: int
     limit_reason: FinishReason
     sequence: SequencePort | None = None

@@ -111,11 +111,11 @@ def read_matrix(checkpoint: Checkpoint, source: SourceSlice, row_begin: int, row
     base = 0 if source.expert is None else source.expert * stored_rows * stored_cols
     height, cols = (stored_cols, stored_rows) if source.transposed else (stored_rows, stored_cols)
     begin, end = source.rows or (0, height)
-    rows = row_end - row_begin
-    first = begin + row_begin * source.row_step
-    span = (rows - 1) * source.row_step + 1 if rows > 0 else 0
-    if row_begin < 0 or rows < 0 or first + span > min(end, height):
+    if not 0 <= row_begin <= row_end <= len(range(begin, min(end, height), source.row_step)):
         raise ValueError(f"{source.tensor}: rows [{row_begin}, {row_end}) are outside {source}")
+    rows = row_end - row_begin
+    first = begin + row_begin * source.row_step if rows else begin
+    span = (rows - 1) * source.row_step + 1 if rows else 0
     if source.transposed:
         block = _read_columns(checkpoint, source, base, (stored_rows, stored_cols), (first, span))
         return MatrixRows(block, source_type, rows, cols, cols)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from colibri.core.container import DENSE_NAME, ContainerError, stripe_name
 from colibri.core.container_check import stored_tensors
-from colibri.core.container_files import ALIGN, StripeHeader, pack_safetensors_header
+from colibri.core.container_files import ALIGN, StripeHeader, dense_metadata, pack_safetensors_header
 from colibri.packer.disk import Disk, DriveError, OutputFile
 from colibri.packer.plan import PackPlan
 
@@ -43,6 +43,8 @@ class Outputs:
             file.cut(0)
             file.cut(stripe.bytes)
             file.write(0, self._stripe_header(number, NO_CONTENT))
+        for folder in self._folders:
+            self._disk.sync_folder(folder)  # the journal may only speak of files whose names last
 
     def reopen(self) -> None:
         """Open the files of a pack that was stopped. Raises DriveError if one is missing or of another pack."""
@@ -81,8 +83,7 @@ class Outputs:
 
     def _dense_header(self) -> bytes:
         entries = [entry for tensor in self._plan.manifest.dense for entry in stored_tensors(tensor)]
-        metadata = {"format": "pt", "colibri_format_version": "1", "colibri_uuid": str(self._uuid)}
-        return pack_safetensors_header(entries, metadata, self._plan.dense_header_bytes)
+        return pack_safetensors_header(entries, dense_metadata(str(self._uuid)), self._plan.dense_header_bytes)
 
     def _stripe_header(self, number: int, content_id: str) -> bytes:
         stripes = self._plan.manifest.layout.stripes

@@ -22,18 +22,31 @@ def check_tokenizer(checkpoint: Checkpoint, rows: int) -> tuple[str, ...]:
     if path is None:
         return ("no tokenizer.json in the checkpoint: the container has no tokenizer",)
     raw = checkpoint.read_file(path)
-    version = parse_json(path, raw).get("version")
+    content = parse_json(path, raw)
     try:
         tokenizer = Tokenizer.from_buffer(raw)
     except Exception as error:  # the library raises bare Exception
+        version = content.get("version")
         raise UnsupportedCheckpointError(
             f"{path}: schema version {version!r} cannot be read by tokenizers {tokenizers_version}: {error}"
         ) from error
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    beyond = sorted((token_id, token) for token, token_id in vocabulary.items() if token_id >= rows)
+    stated = _added_tokens(content)
+    beyond = sorted((token_id, token) for token, token_id in {*vocabulary.items(), *stated} if token_id >= rows)
     if beyond:
         token_id, token = beyond[0]
         raise CheckpointError(
             f"{path}: {len(beyond)} tokens have no row in the embedding, which has {rows}: {token!r} has id {token_id}"
         )
-    return ()
+    return tuple(
+        f"tokenizer.json gives {token!r} the id {token_id}, the tokenizers library gives it {vocabulary.get(token)}"
+        for token, token_id in stated
+        if vocabulary.get(token) != token_id
+    )
+
+
+def _added_tokens(content: dict[str, object]) -> list[tuple[str, int]]:
+    """The added tokens and their ids as the file states them. The library numbers them anew where there are gaps."""
+    entries = content.get("added_tokens")
+    entries = entries if isinstance(entries, list) else []
+    return [(entry["content"], entry["id"]) for entry in entries]  # the library has read these very fields

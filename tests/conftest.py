@@ -8,8 +8,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["testkit.small_model"]
+
+# A busy machine is slow, not wrong; a failing example comes with what it takes to repeat it.
+settings.register_profile("colibri", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("colibri")
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 _skipped: pytest.StashKey[list[str]] = pytest.StashKey()

@@ -113,19 +113,43 @@ class TurnAppender:
             raise TemplateError("a chat needs at least one message")
         sentinel = _absent_word(_SENTINEL, (messages, tools, arguments))
         head, tail = self._render(sentinel, messages, tools, arguments, add_generation_prompt)
-        if tools or arguments:
-            plain_head, _ = self._render(sentinel, messages, None, None, add_generation_prompt)
-            if plain_head != head:
-                given = ", ".join(["tools"] * bool(tools) + [f"argument {key!r}" for key in arguments or {}])
-                raise TemplateError(
-                    f"{given}: this model's chat template writes them at the start of the chat, "
-                    "so they can only be given in a session's first turn"
-                )
+        self._refuse_late(sentinel, messages, tools, arguments or {}, add_generation_prompt, (head, tail))
         for message in messages:
             content = message.get("content")
             if message.get("role") == "system" and isinstance(content, str) and content.strip() not in tail:
                 raise TemplateError("this model's chat template writes a system message only at the start of a chat")
         return head, tail, sentinel
+
+    def _refuse_late(
+        self,
+        sentinel: str,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        arguments: Mapping[str, Any],
+        add_generation_prompt: bool,
+        rendered: tuple[str, str],
+    ) -> None:
+        """Refuses tools or an argument that would only change what the session already holds.
+
+        What changes the tail too is honoured from this turn on (GLM's `enable_thinking` marks every user message).
+        """
+        head, tail = rendered
+        others: list[tuple[str, Sequence[Mapping[str, Any]] | None, Mapping[str, Any]]] = []
+        if tools:
+            others.append(("tools", None, arguments))
+        for key in arguments:
+            rest = {name: value for name, value in arguments.items() if name != key}
+            others.append((f"template argument {key!r}", tools, rest))
+        for what, fewer_tools, fewer_arguments in others:
+            try:
+                without = self._render(sentinel, messages, fewer_tools, fewer_arguments, add_generation_prompt)
+            except TemplateError:
+                continue  # the template cannot do without it, so it does not go unused
+            if without[0] != head and without[1] == tail:
+                raise TemplateError(
+                    f"{what}: this model's chat template writes it only at the start of a chat, so it belongs to a "
+                    "session's first turn"
+                )
 
     def _render(
         self,

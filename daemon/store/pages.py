@@ -86,6 +86,12 @@ class PageChain:
         root = b"colibri kv page 1\0" + bytes.fromhex(identity.content_id) + bytes([len(numerics)]) + numerics
         self._links = [hashlib.sha256(root).digest()]  # [i]: the name of full page i - 1
 
+    def fork(self, pages: int) -> PageChain:
+        """A chain of its own that shares what is known of the first `pages` full pages, at most."""
+        twin = PageChain.__new__(PageChain)
+        twin._links = self._links[: pages + 1]
+        return twin
+
     def name(self, tokens: Sequence[int], index: int, positions: int = PAGE_POSITIONS) -> PageName:
         """Page `index` of these tokens with its first `positions` positions."""
         first = index * PAGE_POSITIONS

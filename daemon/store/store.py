@@ -240,7 +240,8 @@ class SessionStore:
         return self._writer.has_room(self.identity.file_bytes)
 
     def cached_pages(self, stored: StoredSession, tokens: Sequence[int], chain: PageChain | None) -> list[PageName]:
-        """The pages on disk that hold the KV of a prefix of `tokens`: full ones, then perhaps one partial."""
+        """The pages on disk that hold the KV of a prefix of `tokens`: full ones, then perhaps one partial. `chain`:
+        that of these tokens, to save hashing them again."""
         chain = chain or PageChain(self.identity)
         pages: list[PageName] = []
         for index in range(-(-len(tokens) // PAGE_POSITIONS)):
@@ -275,8 +276,9 @@ class SessionStore:
         self._writer.submit(lambda: self._put_page(stored, name, page), self.identity.file_bytes)
 
     def keep_pages(self, stored: StoredSession, names: Iterable[PageName]) -> None:
-        """Queues the removal of this session's links to all other pages: superseded tails, other numerics."""
-        keep = {name.file for name in names}
+        """Queues the removal of this session's links to all pages but these, which are those of its committed tokens in
+        order: superseded tails, other numerics, prompts that came to nothing."""
+        keep = list(names)
         self._writer.submit(lambda: self._keep_pages(stored, keep))
 
     # ---- reading a log
@@ -355,9 +357,10 @@ class SessionStore:
         if not path.exists() or path.stat().st_size != self.identity.file_bytes:
             files.write_atomic(path, encode_header(self.identity, name, page), page)
 
-    def _keep_pages(self, stored: StoredSession, keep: set[str]) -> None:
+    def _keep_pages(self, stored: StoredSession, names: list[PageName]) -> None:
         if stored.kv_error:
             return
+        keep = {name.file for name in names}
         for file in [file for file in list(stored.links) if file not in keep]:
             try:
                 self._unlink(stored.folder / KV_FOLDER / file)
@@ -365,6 +368,11 @@ class SessionStore:
                 log.warning("session %s: page %s cannot be removed: %s", stored.meta.session, file, error)
                 continue
             del stored.links[file]
+        stored.kv_position = 0
+        for name in names:
+            if name.file not in stored.links:
+                break
+            stored.kv_position = name.first + name.positions
 
     def _unlink(self, link: Path) -> None:
         """Removes one session's link, and the page with its last one."""

@@ -29,6 +29,8 @@ COMMON_IGNORED: Mapping[str, str] = {
     "output_router_logits": "training only",
     "router_aux_loss_coef": "training only",
     "pretraining_tp": "how the training was spread over devices",
+    "unsloth_fixed": "mark of a fine-tuning tool",
+    "unsloth_version": "mark of a fine-tuning tool",
     "use_cache": "the daemon always keeps keys and values",
     "bos_token_id": "read from the bundled files when serving",
     "eos_token_id": "read from the bundled files when serving",

@@ -31,6 +31,10 @@ def read(config: ConfigReader) -> Architecture:
     moe = read_experts(config, "moe_intermediate_size")
     softmax_router(moe, renormalize=config.flag("norm_topk_prob", default=False))
     append_layers(spec, gqa, moe, config.size("intermediate_size"), sparse_layers(config, n_layers))
+    # Keys of Qwen3-Coder's configs that the reference does not read: true to them with these values only.
+    config.only("qkv_bias", False, default=False)
+    config.only("use_qk_norm", True, default=True)
+    config.only("shared_expert_intermediate_size", 0, default=0)
     bias = config.flag("attention_bias", default=False)
     return Architecture(spec, Biases(qkv=bias, output=bias))
 

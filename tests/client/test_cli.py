@@ -269,7 +269,7 @@ def test_sessions_are_listed_shown_and_removed(tmp_path: Path) -> None:
             session.last_used_time.FromJsonString("2026-01-02T03:04:05Z")
         listed = (await colibri(daemon, "sessions", "list")).out.splitlines()
         assert listed[0].split() == ["session", "state", "position", "disk", "last", "used"]
-        assert listed[1].split() == ["alpha", "stored", "33", "5.0", "MiB", "2026-01-02T03:04:05Z"]
+        assert listed[1].split() == ["alpha", "stored", "33", "5.0", "MiB", "2026-01-02", "03:04:05", "UTC"]
         assert len(listed) == 4
         document = json.loads((await colibri(daemon, "sessions", "list", "--json")).out)
         assert [entry["name"] for entry in document] == ["sessions/alpha", "sessions/beta", "sessions/gamma"]

@@ -153,8 +153,17 @@ def test_what_belongs_to_the_start_of_a_chat_is_refused_later(tmp_path: Path) ->
     tools_first = "{{ tools | tojson }}{{ style }}" + CHATML
     model, _ = open_model(tmp_path, tools_first)
     assert model.append_ids([USER], [], tools=[{"name": "t"}], arguments={"style": "x"})
-    with pytest.raises(TemplateError, match=r"tools, argument 'style': .* first turn"):
-        model.append_ids([USER], [1], tools=[{"name": "t"}], arguments={"style": "x"})
+    with pytest.raises(TemplateError, match=r"tools: .* first turn"):
+        model.append_ids([USER], [1], tools=[{"name": "t"}])
+    with pytest.raises(TemplateError, match=r"template argument 'style': .* first turn"):
+        model.append_ids([USER], [1], arguments={"style": "x"})
+
+
+def test_an_argument_that_marks_every_message_is_honoured_from_now_on(tmp_path: Path) -> None:
+    every = CHATML.replace("message['content'] +", "message['content'] + ('/nothink' if think is false else '') +")
+    model, _ = open_model(tmp_path, every)
+    assert "Thanks/nothink<end_turn>" in model.append_text(TURNS[2], False, arguments={"think": False})
+    assert "Thanks<end_turn>" in model.append_text(TURNS[2], False, arguments={"think": True})
 
 
 EACH = "{% for m in messages %}"

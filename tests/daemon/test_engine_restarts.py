@@ -91,7 +91,31 @@ class TestRestarts:
         bench.model = FakeModel()
         bench.start()
         assert bench.engine.session_tokens("alpha") == []
-        bench.run([1], "alpha")
+        assert bench.engine.session("alpha").kv_position == 0
+        assert bench.run([1], "alpha") == continuation([1], 5)
+        bench.stop()
+
+    def test_the_same_prompt_goes_on_where_the_stop_found_it(self, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, FakeModel(positions_per_step=10, item_seconds=0.02))
+        bench.engine.create_session("alpha")
+        history: list[int] = []
+        bench.run(PROMPT, "alpha", max_tokens=2)
+        answer(history, PROMPT, 2)
+        turn = bench.submit(range(300), "alpha")
+        while bench.model.prefilled < 90 + 150:
+            turn.wait_sync(turn.view().version, EVER)
+        bench.stop()
+        bench.model = FakeModel()
+        bench.start()
+        victim = bench.submit(range(300), "alpha")
+        bench.engine.cancel(victim.name)
+        victim.result(EVER)
+        bench.restart()
+        assert bench.engine.session_tokens("alpha") == history
+        expected = answer(history, list(range(300)))
+        again = bench.submit(range(300), "alpha")
+        assert again.result(EVER).usage.cached_prompt_tokens >= 91
+        assert again.tokens() == expected
         bench.stop()
 
     def test_after_kill_at_most_a_page_and_a_position_are_computed_again(self, tmp_path: Path, bench: Bench) -> None:

@@ -7,6 +7,7 @@ import resource
 import signal
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -344,6 +345,17 @@ class TestA23ManyShards:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert len(split(tensors, 300)) == 300
         assert read == {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+    def test_threads_share_few_descriptors(self, tmp_path: Path) -> None:
+        tensors = {f"tensor.{number}": torch.full((5000,), float(number)) for number in range(12)}
+        folder = write_checkpoint(tmp_path, TQ_CONFIG, tensors, shards=6)
+        before = descriptors()
+        with Checkpoint.open(folder, piece_bytes=1000, max_open_files=1) as checkpoint, ThreadPoolExecutor(4) as pool:
+            names = sorted(tensors) * 10
+            for name, data in zip(names, pool.map(lambda name: bytes(checkpoint.read(name)), names), strict=True):
+                assert data == tensors[name].numpy().tobytes()
+            assert descriptors() <= before + 4  # one for each thread, whatever the limit
+        assert descriptors() == before
 
     def test_twenty_rounds_leave_no_descriptor(self, tq: Path) -> None:
         contents(tq)

@@ -1,6 +1,7 @@
 """What each family's config becomes, field by field, for the tiny models that transformers writes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,15 +42,20 @@ GQA = {
     "glm4_moe": pb.GqaSpec(heads=6, kv_heads=2, head_dim=12, scale=12**-0.5, qk_norm=pb.GqaSpec.QK_NORM_HEAD),
 }
 
-_SOFTMAX = {"score": pb.MoeFfnSpec.SCORE_SOFTMAX, "groups": 1, "top_groups": 1, "routed_scale": 1}
 _SUM = pb.MoeFfnSpec.RENORMALIZE_SUM
+
+
+def softmax_moe(**fields: Any) -> pb.MoeFfnSpec:
+    return pb.MoeFfnSpec(
+        intermediate_size=44, score=pb.MoeFfnSpec.SCORE_SOFTMAX, groups=1, top_groups=1, routed_scale=1, **fields
+    )
+
+
 MOE = {
-    "mixtral": pb.MoeFfnSpec(experts=5, top_k=2, intermediate_size=44, renormalize=_SUM, **_SOFTMAX),
-    "qwen2_moe": pb.MoeFfnSpec(
-        experts=7, top_k=3, intermediate_size=44, shared_intermediate_size=52, shared_output_gate=True, **_SOFTMAX
-    ),
-    "qwen3_moe": pb.MoeFfnSpec(experts=7, top_k=3, intermediate_size=44, renormalize=_SUM, **_SOFTMAX),
-    "olmoe": pb.MoeFfnSpec(experts=7, top_k=3, intermediate_size=44, **_SOFTMAX),
+    "mixtral": softmax_moe(experts=5, top_k=2, renormalize=_SUM),
+    "qwen2_moe": softmax_moe(experts=7, top_k=3, shared_intermediate_size=52, shared_output_gate=True),
+    "qwen3_moe": softmax_moe(experts=7, top_k=3, renormalize=_SUM),
+    "olmoe": softmax_moe(experts=7, top_k=3),
     "glm4_moe": pb.MoeFfnSpec(
         experts=8,
         top_k=3,

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -148,8 +147,8 @@ class TestRopeScaling:
     def test_the_plain_table_is_off_by_one_unit_at_most(self, theta: float, head_dim: int) -> None:
         from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding
 
-        stand_in = SimpleNamespace(head_dim=head_dim, rope_parameters={"rope_theta": theta})
-        reference, _ = Qwen3MoeRotaryEmbedding.compute_default_rope_parameters(stand_in)
+        config: Any = AutoConfig.for_model("qwen3_moe", head_dim=head_dim, rope_parameters={"rope_theta": theta})
+        reference, _ = Qwen3MoeRotaryEmbedding.compute_default_rope_parameters(config)
         table = read_rope(ConfigReader({"rope_theta": theta}, Path("config.json")), head_dim)
         torch.testing.assert_close(torch.tensor(list(table.inv_freq)), reference, rtol=1.3e-7, atol=0)
 

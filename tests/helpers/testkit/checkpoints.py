@@ -208,7 +208,7 @@ def write_checkpoint(
     if shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return folder
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, part in enumerate(split(tensors, shards)):
         save_file(part, folder / shard_name(number, shards), metadata={"format": "pt"})
         weight_map |= {name: shard_name(number, shards) for name in part}
@@ -319,7 +319,8 @@ def tiny_checkpoint(family: str, folder: Path, seed: int = 0, *, dtype: str = "f
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(family, **{**TINY_CONFIGS[family], **overrides})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32).eval()
     _randomise(model, seed)
     _round(model, getattr(torch, dtype))
     distinct = len(set(greedy_tokens(model, config.vocab_size)))

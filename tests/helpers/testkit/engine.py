@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from colibri.daemon.store.store import SessionStore
 from colibri.daemon.store.writer import Durability
 from testkit.fake_model import FakeModel
 
-_REQUESTS = itertools.count()
 EVER = 30.0  # seconds after which a test has failed
 
 
@@ -46,14 +45,15 @@ class Bench:
         self.model = model or FakeModel()
         self.start()
 
-    def crash(self, copy: Path) -> Bench:
-        """Another bench on a copy of what is on the drive now, as after kill -9."""
+    def crash(self, copy: Path, model: FakeModel | None = None) -> Bench:
+        """Another bench on a copy of what is on the drive now, as after kill -9. Logs are copied last: a page never
+        refers to tokens that are not in the log, so the order cannot hide anything."""
         shutil.copytree(self.root, copy / "state", copy_function=shutil.copy2)
         _link_pages(copy / "state")
-        return Bench(copy)
+        return Bench(copy, model)
 
     def spec(self, tokens: Sequence[int], session: str | None = None, **fields: Any) -> GenerationSpec:
-        fields.setdefault("request_id", f"request-{next(_REQUESTS)}")
+        fields.setdefault("request_id", str(uuid.uuid4()))
         fields.setdefault("max_tokens", 5)
         return GenerationSpec(input_ids=tuple(tokens), session=session, **fields)
 

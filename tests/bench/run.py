@@ -1,0 +1,23 @@
+"""`make bench BENCH=name ARGS="..."`: runs tests/bench/<name>.py, whose main(argv) prints a table and one JSON line last."""
+
+import importlib
+import sys
+from pathlib import Path
+
+NOT_BENCHES = {"run", "report", "ceilings", "randommodel"}
+
+
+def names() -> list[str]:
+    """The benchmarks there are: every module of this folder that is not a helper."""
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in NOT_BENCHES)
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] not in names():
+        print(f"usage: make bench BENCH=<{' | '.join(names())}> [ARGS=...]", file=sys.stderr)
+        return 2
+    return int(importlib.import_module(argv[0]).main(argv[1:]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
