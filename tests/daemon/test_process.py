@@ -120,7 +120,7 @@ def test_a_session_comes_back_after_an_end_in_mid_answer_and_goes_on_the_same(
         assert at == len(prompt) + kept
         after = process.generate(follow_up, session=session, max_tokens=24, sampling=SAMPLING[how])
         cached = after[-1].finished.usage.cached_prompt_tokens
-        # This model is faster than the drive, so a killed daemon may be several pages behind, but never behind its word.
+        # This model is faster than the drive: a killed daemon may be pages behind, but never behind its word.
         assert cached >= (at - 1 if number is signal.SIGTERM else on_drive)
         twin = create(process, "twin")
         straight = process.generate(prompt, session=twin, max_tokens=int(kept), sampling=SAMPLING[how])
