@@ -20,7 +20,7 @@ N_PARAMETERS = 301_555_472
 #   python tools/make_small_model.py --eval "$(python tools/make_small_model.py --print-path)"
 REFERENCE_PERPLEXITY = {"pydoc": 17.090, "licence": 20.444}
 TOLERANCE = 1.10
-# Measured: 1.17 on pydoc, 1.22 on the licence. The shared expert does most of the work, as in the large models.
+# Measured: 1.17 on pydoc, 1.22 on the licence. The shared expert serves every token either way.
 SHUFFLED_WORSE = 1.10
 QUESTION = "What is the capital of France?"
 
