@@ -7,6 +7,7 @@ for int8, maddwd + paddd for int16 activations), measured in the same run on as 
 import argparse
 import statistics
 import time
+from contextlib import closing
 from pathlib import Path
 
 from ceilings import Compute
@@ -27,10 +28,10 @@ def multiply_adds(container: Container) -> int:
 
 
 def prefill_seconds(model: Model, prompt: list[int]) -> float:
-    with model.sequence() as seq:
+    with closing(model.sequence()) as seq:
         start = time.perf_counter()
         for first in range(0, len(prompt), 512):
-            with model.prefill(seq, prompt[first : first + 512], Sampling()) as cursor:
+            with closing(model.prefill(seq, prompt[first : first + 512], Sampling())) as cursor:
                 model.step([], [cursor])
                 if cursor.error:
                     raise cursor.error

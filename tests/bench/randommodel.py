@@ -54,7 +54,7 @@ def _tensors(shape: OlmoeShape) -> Iterator[list[tuple[str, tuple[int, ...]]]]:
     ]
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."
-        shard = [
+        shard: list[tuple[str, tuple[int, ...]]] = [
             (f"{prefix}{norm}.weight", (shape.hidden,)) for norm in ("input_layernorm", "post_attention_layernorm")
         ]
         shard += [(f"{prefix}self_attn.{norm}.weight", (shape.hidden,)) for norm in ("q_norm", "k_norm")]
