@@ -211,7 +211,7 @@ int cl_dequantize_rows(const cl_format *f, const uint8_t *codes, const uint8_t *
     return cl_ok(err);
 }
 
-/* ---- rows to tiles ------------------------------------------------------------------------------------------------ */
+/* ---- rows to tiles ----------------------------------------------------------------------------------------------- */
 
 /* Interleaves rows of 4-byte or 2-byte values; rows beyond `count` are zero. */
 static void tile_f32(const uint8_t *rows, uint64_t count, uint64_t cols, uint8_t *tile) {
@@ -239,7 +239,8 @@ static uint32_t lane_word(const cl_format *f, const uint8_t *row, uint64_t k, ui
     if (left >= 8) { /* nibbles 0 1 2 3 4 5 6 7 become 0 4 1 5 2 6 3 7 */
         memcpy(&word, row + k / 2, 4);
         uint32_t low = word & 0xffffu, high = word >> 16;
-        low = (low & 0xffu) | (low & 0xff00u) << 8, high = (high & 0xffu) | (high & 0xff00u) << 8;
+        low = (low & 0xffu) | (low & 0xff00u) << 8;
+        high = (high & 0xffu) | (high & 0xff00u) << 8;
         low = (low & 0x000f000fu) | (low & 0x00f000f0u) << 4;
         high = (high & 0x000f000fu) | (high & 0x00f000f0u) << 4;
         return low | high << 4;
