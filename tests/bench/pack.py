@@ -75,9 +75,7 @@ def run_and_watch(command: list[str]) -> tuple[float, int]:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="pack", description=__doc__)
-    parser.add_argument(
-        "--layers", type=int, default=4, help="layers, 0.8 GB each (default: 4)"
-    )
+    parser.add_argument("--layers", type=int, default=4, help="layers, 0.8 GB each (default: 4)")
     parser.add_argument("--folder", type=Path, help="where to work (default: the system's temporary folder)")
     options = parser.parse_args(argv)
     shape = OlmoeShape(layers=options.layers)
