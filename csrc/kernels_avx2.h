@@ -11,7 +11,7 @@
 #define INLINE AVX2 static inline __attribute__((always_inline))
 /* For loops whose bounds are constants after inlining; their arrays then live in registers. Instrumented builds keep
  * the loops: the checks of unrolled code would take minutes to compile. */
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define UNROLL
 #define UNROLL_RUNS
 #else

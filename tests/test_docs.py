@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from colibri.client import cli as client_cli
 from colibri.daemon import cli as daemon_cli
 from colibri.daemon import opening
-from colibri.daemon.config import KEYS, MISSING
+from colibri.daemon.config import KEYS
 from colibri.packer import cli as packer_cli
 from colibri.packer.families import FAMILIES
 from testkit.fake_daemon import fake_daemon
