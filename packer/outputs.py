@@ -8,7 +8,7 @@ files.
 from pathlib import Path
 from uuid import UUID
 
-from colibri.core.container import DENSE_NAME, ContainerError, stripe_name
+from colibri.core.container import DENSE_NAME, MANIFEST_NAME, ContainerError, stripe_name
 from colibri.core.container_check import stored_tensors
 from colibri.core.container_files import ALIGN, StripeHeader, dense_metadata, pack_safetensors_header
 from colibri.packer.disk import Disk, DriveError, OutputFile
@@ -32,7 +32,9 @@ class Outputs:
         self.stripes: list[OutputFile] = []
 
     def create(self) -> None:
-        """Make the files, full length, with their headers. Raises DriveError."""
+        """Make the files, full length, with their headers. Raises DriveError, also for stripes of another pack."""
+        for number, folder in enumerate(self._folders):
+            self._refuse_others(number, folder)
         self.dense = self._open(self._folders[0] / DENSE_NAME)
         self.dense.cut(0)
         self.dense.cut(self._plan.dense_file_bytes)
@@ -45,6 +47,26 @@ class Outputs:
             file.write(0, self._stripe_header(number, NO_CONTENT))
         for folder in self._folders:
             self._disk.sync_folder(folder)  # the journal may only speak of files whose names last
+
+    def _refuse_others(self, number: int, folder: Path) -> None:
+        """A pack that was stopped before its first data may be gone on with in other folders than it began in."""
+        own = stripe_name(number) + PARTIAL
+        for path in sorted(folder.iterdir()):
+            if path.name == MANIFEST_NAME or (path.name.startswith("stripe-") and path.name != own):
+                raise DriveError(f"{path} is of another container: give the --stripe folders of the first run")
+        if not (folder / own).exists():
+            return
+        with open(folder / own, "rb") as file:
+            block = file.read(ALIGN)
+        try:
+            header = StripeHeader.unpack(block)
+        except ContainerError:
+            return  # the kill came before the header was written
+        if header.uuid != self._uuid:
+            raise DriveError(
+                f"{folder / own} is of the unfinished container {header.uuid}, wanted is {self._uuid}: give the "
+                "--stripe folders of the first run"
+            )
 
     def reopen(self) -> None:
         """Open the files of a pack that was stopped. Raises DriveError if one is missing or of another pack."""

@@ -59,14 +59,16 @@ def pack(
     locks = lock_folders(folders)
     try:
         if (folders[0] / MANIFEST_NAME).exists():
-            return _finished(disk, plan, folders, reporter)
+            return _finished(disk, checkpoint, plan, folders, reporter)
         return _Pack(checkpoint, plan, folders, disk, reporter).run(workers or worker_count(), sync_bytes)
     finally:
         for lock in locks:
             lock.close()
 
 
-def _finished(disk: Disk, plan: PackPlan, folders: list[Path], reporter: Reporter) -> manifest_pb2.Manifest:
+def _finished(
+    disk: Disk, checkpoint: Checkpoint, plan: PackPlan, folders: list[Path], reporter: Reporter
+) -> manifest_pb2.Manifest:
     """The manifest is there: this pack, complete, perhaps killed before the journal went; or another one."""
     try:
         with open_container(folders[0], folders[1:], lock=False) as container:
@@ -75,11 +77,23 @@ def _finished(disk: Disk, plan: PackPlan, folders: list[Path], reporter: Reporte
         raise FolderError(f"{folders[0]} holds a container that is not in order: {error}") from error
     if not is_finished_form_of(manifest, plan.manifest):
         raise FolderError(f"{folders[0]} holds a finished container of another source or with other options")
+    _refuse_newer(checkpoint, manifest, folders[0])
     if journal_exists(folders[0]):
         disk.remove(folders[0] / JOURNAL_NAME)
         disk.sync_folder(folders[0])
     reporter.note(f"{folders[0]} is packed already; nothing to do")
     return manifest
+
+
+def _refuse_newer(checkpoint: Checkpoint, manifest: manifest_pb2.Manifest, primary: Path) -> None:
+    """Weights written over in place leave names, shapes and sizes as they were; only the time tells."""
+    end = (manifest.layout.create_unix_seconds + 1) * 1_000_000_000
+    newer = [path for path in checkpoint.files if path.stat().st_mtime_ns >= end]
+    if newer:
+        raise FolderError(
+            f"{newer[0]} was changed after {primary} was packed from it: to pack it as it is now, give an empty folder "
+            "or remove the container first"
+        )
 
 
 class _Pack:

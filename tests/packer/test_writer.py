@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -312,6 +313,46 @@ def test_a_finished_pack_is_recognised_and_another_one_refused(source: Path, tmp
     with pytest.raises(FolderError, match="a finished container of another source"):
         pack_folder(write_td(tmp_path / "td"), folders)
     assert [files_of(folder) for folder in folders] == before
+
+
+def test_a_source_that_was_written_over_since_is_not_called_packed(source: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(source, tmp_path / "copy" / "tq")
+    pack_folder(copy, [tmp_path / "a"])
+    before = files_of(tmp_path / "a")
+    shard = copy / "model-00002-of-00002.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    os.utime(shard, (time.time() + 2, time.time() + 2))
+    with pytest.raises(FolderError, match=r"model-00002-of-00002\.safetensors was changed after .*a was packed"):
+        pack_folder(copy, [tmp_path / "a"])
+    assert files_of(tmp_path / "a") == before
+
+
+def test_a_pack_stopped_before_its_first_data_takes_no_stripe_of_another(source: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    with pytest.raises(DriveError):
+        pack_folder(source, folders, disk=FailingDisk("write", 5, errno.EIO))
+    assert pack_journal_units(folders[0]) == 0
+    other = [tmp_path / "c", tmp_path / "d"]
+    pack_folder(source, other, precision="experts=int8")
+    before = [files_of(folder) for folder in other]
+    with pytest.raises(DriveError, match=r"d/stripe-001\.colibri is of another container"):
+        pack_folder(source, [folders[0], other[1]])
+    assert [files_of(folder) for folder in other] == before
+    unfinished = [tmp_path / "e", tmp_path / "f"]
+    with pytest.raises(DriveError):
+        pack_folder(source, unfinished, disk=FailingDisk("write", 55, errno.EIO), sync_bytes=SYNC_BYTES)
+    stripe = (unfinished[1] / "stripe-001.colibri.partial").read_bytes()
+    with pytest.raises(DriveError, match=r"f/stripe-001\.colibri\.partial is of the unfinished container"):
+        pack_folder(source, [folders[0], unfinished[1]])
+    assert (unfinished[1] / "stripe-001.colibri.partial").read_bytes() == stripe
+    pack_folder(source, folders)
+
+
+def pack_journal_units(folder: Path) -> int:
+    """Lines of the journal behind the first."""
+    return (folder / "pack.journal").read_bytes().count(b"\n") - 1
 
 
 def test_a_folder_in_use_is_refused(source: Path, tmp_path: Path) -> None:
