@@ -169,7 +169,10 @@ class Writer:
         for append in appends:
             by_file.setdefault(id(append.file), []).append(append)
         for group in by_file.values():
-            self._write_log(group[0].file, group)
+            try:
+                self._write_log(group[0].file, group)
+            except Exception as error:
+                _give_up(group[0].file, group, error)
 
     def _write_log(self, file: LogFile, group: list[_Append]) -> None:
         """All that waits for one log in one write and at most one sync."""
@@ -185,6 +188,16 @@ class Writer:
         for append in group:
             position = append.position if written else file.position
             append.on_result(AppendResult(position, written and sync, file.error))
+
+
+def _give_up(file: LogFile, group: list[_Append], error: Exception) -> None:
+    """An error that nobody foresaw ends this log alone, and whoever waits for it is told: a turn must not wait for
+    ever, and the other sessions' records are written all the same."""
+    log.critical("%s: the token log cannot be written", file.path, exc_info=error)
+    file.broken = True
+    file.error = f"{file.path.name}: {error!r}"
+    for append in group:
+        append.on_result(AppendResult(file.position, False, file.error))
 
 
 def _merged(group: list[_Append]) -> list[Entry]:
@@ -208,7 +221,8 @@ def append_backlog(file: LogFile, sync: bool) -> bool:
         return _refused(file, error)
     try:
         try:
-            write_all(fd, file.backlog, file.bytes)
+            # A copy: whoever keeps the error keeps a view of what was written, and the backlog must be able to grow.
+            write_all(fd, bytes(file.backlog), file.bytes)
         except OSError as error:
             with contextlib.suppress(OSError):  # a piece that stays is a torn tail, which reading cuts off
                 os.ftruncate(fd, file.bytes)

@@ -244,6 +244,55 @@ class TestFullAndFailingDrives:
         assert tokens == [1, 2, 3, 4, 5]
         store.close()
 
+    def test_it_catches_up_though_somebody_keeps_the_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A log handler that keeps its records (caplog is one) keeps the error, its frames, and what those hold."""
+        store = open_store(tmp_path)
+        appender = Appender(store, new_session(store))
+        appender.turn([1], [2])
+
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", full)
+            assert "No space left" in appender.add(start(), Entry(Kind.INPUT, (3,)), Entry(Kind.SAMPLED, (4,))).error
+        assert any("token log cannot be written" in record.getMessage() for record in caplog.records)
+        assert appender.add(Entry(Kind.SAMPLED, (5,))) == writer_module.AppendResult(5, True, "")
+        store.close()
+
+    def test_an_unforeseen_error_ends_one_log_and_whoever_waits_is_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = open_store(tmp_path)
+        alpha, beta = (Appender(store, new_session(store, name)) for name in ("alpha", "beta"))
+        gate, real = threading.Event(), writer_module.append_backlog
+        store.append(alpha.stored, [start()], 0, False, lambda _: gate.wait(10))  # so that both come in one round
+
+        def defect(file: writer_module.LogFile, sync: bool) -> bool:
+            if file is alpha.stored.log:
+                raise ZeroDivisionError
+            return real(file, sync)
+
+        answered = threading.Semaphore(0)
+        results: dict[str, writer_module.AppendResult] = {}
+
+        def note(name: str, result: writer_module.AppendResult) -> None:
+            results[name] = result
+            answered.release()
+
+        monkeypatch.setattr(writer_module, "append_backlog", defect)
+        store.append(alpha.stored, [Entry(Kind.INPUT, (1,))], 1, False, lambda result: note("alpha", result))
+        store.append(beta.stored, [start(), Entry(Kind.INPUT, (1,))], 1, False, lambda result: note("beta", result))
+        gate.set()
+        assert all(answered.acquire(timeout=10) for _ in range(2))
+        assert results["beta"] == writer_module.AppendResult(1, True, "")
+        assert not results["alpha"].durable
+        assert "ZeroDivisionError" in results["alpha"].error
+        assert alpha.stored.log.broken
+        store.close()
+
     @pytest.mark.parametrize("call", ["fdatasync", "close"])
     def test_after_a_failed_sync_the_log_is_never_written_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
