@@ -5,6 +5,7 @@ The state folder is opened first, for its lock: a second daemon must be refused 
 
 from __future__ import annotations
 
+import logging
 from typing import cast
 
 from colibri.core import core
@@ -21,6 +22,15 @@ from colibri.daemon.store.folder import StateFolder
 from colibri.daemon.store.store import SessionStore
 from colibri.daemon.store.writer import Durability
 
+log = logging.getLogger("colibri.daemon.runtime")
+
+
+def buffered_remark(direct: str, direct_active: bool) -> str:
+    """What to say about expert reads that go through the page cache though nobody asked for that, "" if none do."""
+    if direct != "auto" or direct_active:
+        return ""
+    return "a stripe's file system refuses O_DIRECT: experts are read through the page cache"
+
 
 class CoreRuntime:
     """Implements server.Runtime. Made before anything is allocated; raises StartError if the state folder is taken."""
@@ -31,6 +41,7 @@ class CoreRuntime:
         self._model: core.Model | None = None
         self._engine: Engine | None = None
         self._store: SessionStore | None = None
+        self._remarks: tuple[str, ...] = ()
         try:
             self._folder = StateFolder(config.state, opened.container.content_id, opened.facts.name)
         except StoreError as error:
@@ -45,6 +56,13 @@ class CoreRuntime:
             raise StartError(f"the model cannot be loaded: {error}", EXIT_TEMPORARY) from error
         except CoreError as error:
             raise StartError(f"the model cannot be loaded: {error}") from error
+        remark = buffered_remark(self._config.direct, bool(self._model.stats().direct_active))
+        if remark:
+            log.warning("%s", remark)
+            self._remarks = (remark,)
+
+    def remarks(self) -> tuple[str, ...]:
+        return self._remarks
 
     def load_progress(self) -> tuple[int, int]:
         if self._model is None:

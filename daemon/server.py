@@ -64,6 +64,9 @@ class Runtime(Protocol):
     def work_done(self) -> int:
         """A counter that grows with every piece of work of loading, then of the core; any thread."""
 
+    def remarks(self) -> tuple[str, ...]:
+        """What is less than it could be, though everything works; for the status line."""
+
     def failure(self) -> BaseException | None:
         """Why the engine's thread has ended by itself, None while all is well."""
 
@@ -133,6 +136,11 @@ class Server:
     def phase(self) -> str:
         """loading, ready or draining."""
         return self._gate.phase.value
+
+    @property
+    def status(self) -> str:
+        """The status line, as the service manager hears it."""
+        return self._notifier.status
 
     def stop(self) -> None:
         """Idempotent."""
@@ -239,7 +247,8 @@ class Server:
         work = self._runtime.work_done()
         if stats.running == 0 or work != last_work:
             self._notifier.alive()
-        degraded = f"; degraded: {'; '.join(stats.degraded)}" if stats.degraded else ""
+        lessened = (*self._runtime.remarks(), *stats.degraded)
+        degraded = f"; degraded: {'; '.join(lessened)}" if lessened else ""
         speed = f", {stats.decode_tokens_per_second:.1f} tok/s" if stats.running else ""
         self._notifier.tell(f"ready: {stats.running} running, {stats.queued} queued{speed}{degraded}")
         return work

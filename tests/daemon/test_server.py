@@ -14,6 +14,7 @@ from colibri.daemon.config import Address
 from colibri.daemon.endpoint import Endpoint, EndpointError, lock_path
 from colibri.daemon.errors import EngineFailedError
 from colibri.daemon.opening import StartError
+from colibri.daemon.runtime import buffered_remark
 from colibri.daemon.server import message_limit
 from colibri.v1 import admin_service_pb2 as admin_pb2
 from colibri.v1 import inference_service_pb2 as inference_pb2
@@ -212,3 +213,22 @@ def test_a_folder_that_cannot_hold_a_socket_is_named(tmp_path: Path) -> None:
 def test_the_message_limit_grows_with_the_context() -> None:
     assert message_limit(4096) == 64 << 20
     assert message_limit(1 << 20) > 1 << 26
+
+
+@pytest.mark.parametrize("direct", ["auto", "on", "off"])
+@pytest.mark.parametrize("active", [False, True])
+def test_c17_reads_through_the_page_cache_are_remarked_where_nobody_asked_for_them(direct: str, active: bool) -> None:
+    assert bool(buffered_remark(direct, active)) == (direct == "auto" and not active)
+
+
+def test_c17_a_remark_of_the_runtime_stands_in_the_status_line(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with daemon(tmp_path, wait=False, hold_loading=True) as running:
+            running.runtime.remarked = (buffered_remark("auto", False),)
+            running.runtime.loading.set()
+            await until_ready(running)
+            async with asyncio.timeout(10):
+                while "degraded: a stripe's file system refuses O_DIRECT" not in running.server.status:
+                    await asyncio.sleep(0.05)
+
+    run(work)

@@ -268,7 +268,11 @@ class TestFullAndFailingDrives:
         store = open_store(tmp_path)
         alpha, beta = (Appender(store, new_session(store, name)) for name in ("alpha", "beta"))
         gate, real = threading.Event(), writer_module.append_backlog
-        store.append(alpha.stored, [start()], 0, False, lambda _: gate.wait(10))  # so that both come in one round
+
+        def hold(_: writer_module.AppendResult) -> None:
+            assert_set(gate)
+
+        store.append(alpha.stored, [start()], 0, False, hold)  # so that what follows comes in one round
 
         def defect(file: writer_module.LogFile, sync: bool) -> bool:
             if file is alpha.stored.log:

@@ -68,6 +68,10 @@ class FakeRuntime:
         self._state = state
         self._options = EngineOptions(**options)
         self._store: SessionStore | None = None
+        self.remarked: tuple[str, ...] = ()
+
+    def remarks(self) -> tuple[str, ...]:
+        return self.remarked
 
     def load(self) -> None:
         assert self.loading.wait(EVER)
