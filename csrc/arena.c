@@ -40,6 +40,9 @@ int cl_arena_map(cl_arena *arena, uint64_t bytes, cl_error *err) {
     arena->bytes = bytes;
     /* Where huge pages are switched off the call fails and everything still works, only slower. */
     madvise(arena->base, bytes, MADV_HUGEPAGE);
+    /* A child that runs another program must not share these pages: copy-on-write under a running O_DIRECT read loses
+     * what the drive delivers. */
+    madvise(arena->base, bytes, MADV_DONTFORK);
     return CL_OK;
 }
 

@@ -101,7 +101,7 @@ def open_container(primary: Path, stripes: Sequence[Path] = (), *, lock: bool = 
     shared lock on every folder (`lock=False`: the caller holds them exclusively). Raises ContainerError, and OSError
     for a read that fails after the file was opened.
     """
-    folders = [Path(primary), *map(Path, stripes)]
+    folders = [Path(folder).absolute() for folder in (primary, *stripes)]
     locks = lock_folders(folders) if lock else []
     try:
         return Container(Survey(folders, read_manifest(folders[0])), locks)

@@ -26,8 +26,8 @@ from colibri.core.striping import Area, extents_per_record, layer_areas
 from colibri.core.tensors import Format, rows_bytes, tiles_bytes
 from colibri.v1 import manifest_pb2
 
-MANIFEST_LIMIT = 64 << 20
-FILE_LIMIT = 1 << 30  # of one bundled file
+MANIFEST_LIMIT = 16 << 20
+FILE_LIMIT = 256 << 20  # of one bundled file
 SIZE_LIMIT = 1 << 62
 RECORD_LIMIT = 1 << 22  # experts of all layers together
 STRIPE_LIMIT = 1000  # stripe-NNN.colibri

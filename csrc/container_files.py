@@ -25,7 +25,7 @@ _STRIPE = struct.Struct("<8sIIII16s32sQ12s")
 _TABLE = struct.Struct("<8sIIQ16sI")
 TABLE_HEADER_BYTES = _TABLE.size + 4
 
-SAFETENSORS_HEADER_LIMIT = 100_000_000  # the limit of the safetensors library itself
+DENSE_HEADER_LIMIT = 16 << 20
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1}
 
 
@@ -163,7 +163,7 @@ def read_safetensors_header(fd: int, file_bytes: int) -> tuple[dict[str, StoredT
     if file_bytes < 8:
         raise ContainerError(f"is {file_bytes} bytes, no safetensors file")
     (length,) = struct.unpack("<Q", read_exact(fd, 0, 8))
-    if length > min(SAFETENSORS_HEADER_LIMIT, file_bytes - 8):
+    if length > min(DENSE_HEADER_LIMIT, file_bytes - 8):
         raise ContainerError(f"claims a header of {length} bytes in a file of {file_bytes}")
     table = strict_json(read_exact(fd, 8, length))
     metadata = table.pop("__metadata__", {})

@@ -3,7 +3,7 @@
  * Owns one function with two implementations of the same value: tables, and the SSE4.2 instruction on three interleaved
  * streams (its latency is three times its throughput). Tables are filled when the library is loaded, so no call races.
  */
-#include "colibri.h"
+#include "crc32c.h"
 
 #include <string.h>
 
@@ -81,8 +81,6 @@ __attribute__((target("sse4.2"))) static uint32_t crc_sse42(uint32_t crc, const 
 }
 #endif
 
-/* The table implementation by itself, for the test that compares the two. */
-uint32_t cl_crc32c_tables(uint32_t crc, const void *data, uint64_t bytes);
 uint32_t cl_crc32c_tables(uint32_t crc, const void *data, uint64_t bytes) { return ~crc_tables(~crc, data, bytes); }
 
 uint32_t cl_crc32c(uint32_t crc, const void *data, uint64_t bytes) {

@@ -7,12 +7,11 @@
 #include "error.h"
 #include "fpmode.h"
 #include "model.h"
+#include "reader.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define PIECE_BYTES (4u << 20)
 #define TILES_PER_RUN 16
@@ -218,7 +217,7 @@ void cl_dense_place(cl_model *m, cl_carve *tables, cl_carve *weights, const cl_m
 
 typedef struct loader {
     cl_model *m;
-    int fd;
+    cl_reader *reader;
     const cl_tensor *tensor;
     char name[48];
     uint64_t codes_row, scales_row, mins_row; /* bytes of one row */
@@ -233,7 +232,7 @@ typedef struct loader {
 static int read_blob(loader *l, const cl_blob *blob, int kind, uint64_t at, uint8_t *data, uint64_t bytes,
                      cl_error *err) {
     uint64_t done;
-    int failed = cl_pread_all(l->fd, data, bytes, blob->offset + at, &done);
+    int failed = cl_reader_read(l->reader, data, bytes, blob->offset + at, &done);
     if (failed == ENODATA)
         return cl_fail(err, CL_CORRUPT, "%s ends at offset %llu, inside tensor %s", l->m->dense_path,
                        (unsigned long long)(blob->offset + at + done), l->name);
@@ -305,9 +304,9 @@ static int check_sums(const loader *l, cl_error *err) {
     return CL_OK;
 }
 
-static int load_tensor(cl_model *m, int fd, const cl_tensor *tensor, cl_error *err) {
+static int load_tensor(cl_model *m, cl_reader *reader, const cl_tensor *tensor, cl_error *err) {
     const cl_dense_tensor *d = &tensor->description;
-    loader l = {.m = m, .fd = fd, .tensor = tensor};
+    loader l = {.m = m, .reader = reader, .tensor = tensor};
     tensor_name(d->layer, d->role, l.name);
     int code = tensor->vector ? read_blob(&l, &d->codes, 0, 0, (uint8_t *)tensor->vector, d->codes.bytes, err)
                               : load_matrix(&l, err);
@@ -315,12 +314,11 @@ static int load_tensor(cl_model *m, int fd, const cl_tensor *tensor, cl_error *e
 }
 
 static int load_all(cl_model *m, cl_error *err) {
-    int fd = open(m->dense_path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return cl_fail(err, CL_IO, "%s: open failed: %s (errno %d)", m->dense_path, strerror(errno), errno);
-    int code = CL_OK;
-    for (uint64_t i = 0; i < m->n_tensors && !code; i++) code = load_tensor(m, fd, &m->tensors[i], err);
-    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* it is in the arena now; a copy in the page cache helps nobody */
-    close(fd);
+    cl_reader reader;
+    int code = cl_reader_open(&reader, m->dense_path, m->direct, err);
+    if (code) return code;
+    for (uint64_t i = 0; i < m->n_tensors && !code; i++) code = load_tensor(m, &reader, &m->tensors[i], err);
+    cl_reader_close(&reader);
     return code;
 }
 

@@ -1,4 +1,4 @@
-/* expf.h - the constants of cl_expf and cl_sincosf, shared by ops.c and the vector kernels. docs/numerics.md says how. */
+/* expf.h - the constants of cl_expf and cl_sincosf (docs/numerics.md), shared by ops.c and the vector kernels. */
 #ifndef COLIBRI_EXPF_H
 #define COLIBRI_EXPF_H
 

@@ -1,6 +1,6 @@
 /* fpmode.h - rounding and denormal mode of the calling thread (docs/numerics.md, "Rules for all code").
  *
- * Compute threads set it once (cl_kernels_thread_init); functions called on someone else's thread borrow and restore it.
+ * Compute threads set it once (cl_kernels_thread_init); functions called on another's thread borrow and restore it.
  */
 #ifndef COLIBRI_FPMODE_H
 #define COLIBRI_FPMODE_H

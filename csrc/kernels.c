@@ -25,7 +25,7 @@ const cl_kernels *cl_kernels_find(const char *isa) {
 
 void cl_kernels_thread_init(void) { (void)cl_fpmode_enter(); }
 
-/* ---- activations --------------------------------------------------------------------------------------------------- */
+/* ---- activations ------------------------------------------------------------------------------------------------- */
 
 static uint64_t align64(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -57,7 +57,7 @@ void cl_acts_place(cl_acts *acts, void *workspace, int32_t format, uint64_t n, u
     acts->sum = (int32_t *)(void *)at;
 }
 
-/* ---- the exported product ------------------------------------------------------------------------------------------ */
+/* ---- the exported product ---------------------------------------------------------------------------------------- */
 
 /* Activation format that a weight format is multiplied with, or -1. */
 static int32_t activation_for(const cl_format *format, int32_t activation) {

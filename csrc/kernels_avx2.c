@@ -1,8 +1,9 @@
 /* kernels_avx2.c - the kernels for x86-64 with AVX2, FMA and F16C: matrix products. The rest is in kernels_avx2_ops.c.
  *
- * Same bits as kernels_generic.c: a vector lane is an output row, so no sum is ever reordered. A block is NT tiles times
- * NB tokens in one pass over the columns. With few tokens the tiles of a block lie a quarter of the range apart: four
- * streams keep the memory busy where one does not. Places of a block that nobody needs repeat the last tile or token.
+ * Same bits as kernels_generic.c: a vector lane is an output row, so no sum is ever reordered. A block is nt tiles
+ * times nb tokens in one pass over the columns. With few tokens the tiles of a block lie a quarter of the range apart:
+ * four streams keep the memory busy where one does not. Places of a block that nobody needs repeat the last tile or
+ * token.
  *
  * Activation codes: i8 at their own column. i16 in runs of 8 columns in the order 0 2 4 6 1 3 5 7, so that each 32-bit
  * word holds the two columns that meet in one 32-bit word of weight codes.
@@ -31,7 +32,7 @@ INLINE __m256i broadcast_word(const uint8_t *at) {
 
 INLINE __m256i load_codes(const uint8_t *at) { return _mm256_loadu_si256((const __m256i *)(const void *)at); }
 
-/* ---- sums of code products of one group: sum[tile * nb + token], 8 rows each --------------------------------------- */
+/* ---- sums of code products of one group: sum[tile * nb + token], 8 rows each ------------------------------------- */
 
 /* 15 * 127 * 16 products of a lane stay below 2^15, so 32 columns may be summed in 16 bits. */
 INLINE void sums_int4_i8(const uint8_t *const *codes, const uint8_t *const *x, uint64_t columns, const int nt,
@@ -106,7 +107,7 @@ INLINE void sums_int8_i16(const uint8_t *const *codes, const uint8_t *const *x, 
     }
 }
 
-/* ---- one block ----------------------------------------------------------------------------------------------------- */
+/* ---- one block --------------------------------------------------------------------------------------------------- */
 
 /* Group g into the accumulators. `columns` is a constant where the caller can make it one. */
 INLINE void group_step(const block *b, const cl_format *f, uint64_t g, uint64_t offset, uint64_t columns, const int nt,
@@ -214,7 +215,7 @@ static const shape *shapes_for(const cl_matrix *w, const cl_acts *acts) {
     }
 }
 
-/* ---- the whole product --------------------------------------------------------------------------------------------- */
+/* ---- the whole product ------------------------------------------------------------------------------------------- */
 
 /* One call's constants. */
 typedef struct product {

@@ -9,8 +9,8 @@
 /* The build has no -m flags: each function that uses the instructions says so, and so must every inline helper. */
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
 #define INLINE AVX2 static inline __attribute__((always_inline))
-/* For loops whose bounds are constants after inlining; their arrays then live in registers. Instrumented builds keep the
- * loops: the checks of unrolled code would take minutes to compile. */
+/* For loops whose bounds are constants after inlining; their arrays then live in registers. Instrumented builds keep
+ * the loops: the checks of unrolled code would take minutes to compile. */
 #if defined(__SANITIZE_ADDRESS__)
 #define UNROLL
 #else

@@ -11,7 +11,7 @@
 #include <assert.h>
 #include <math.h>
 
-/* ---- activations --------------------------------------------------------------------------------------------------- */
+/* ---- activations ------------------------------------------------------------------------------------------------- */
 
 /* Lanes k..k+7 of a row of n: all ones where the column exists. */
 INLINE __m256i lanes_left(uint64_t n, uint64_t k) {
@@ -87,7 +87,7 @@ static void quantize(cl_acts *acts, const float *x, uint64_t x_stride, uint64_t 
                            cl_min_u64(acts->group, acts->cols - g * acts->group));
 }
 
-/* ---- exp ----------------------------------------------------------------------------------------------------------- */
+/* ---- exp --------------------------------------------------------------------------------------------------------- */
 
 /* cl_expf, operation by operation. min and max return their second operand where one is NaN. */
 INLINE __m256 exp_ps(__m256 x) {
@@ -113,7 +113,7 @@ INLINE __m256 exp_ps(__m256 x) {
     return _mm256_mul_ps(_mm256_mul_ps(p, first), second);
 }
 
-/* ---- element by element -------------------------------------------------------------------------------------------- */
+/* ---- element by element ------------------------------------------------------------------------------------------ */
 
 /* ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7)) */
 INLINE float lanes_total(__m256 lanes) {
@@ -173,7 +173,7 @@ AVX2 static void to_f16(const float *x, uint64_t n, uint16_t *out) {
     for (; i < n; i++) out[i] = cl_f32_to_f16(x[i]);
 }
 
-/* ---- attention: HEADS query heads (4 or 1) against one block of one KV head ---------------------------------------- */
+/* ---- attention: HEADS query heads (4 or 1) against one block of one KV head -------------------------------------- */
 
 #define HEADS_MAX 4
 #define DOTS_MAX 4 /* positions whose products run side by side */
@@ -229,7 +229,8 @@ INLINE void weights(const attention *a, const int heads, float *score, float *ma
     float tops[8];
     for (int h = 0; h < heads; h++) max[h] = -INFINITY, sum[h] = 0.0f;
     for (uint64_t i = 0; i < count; i += (uint64_t)heads)
-        UNROLL for (int h = 0; h < heads; h++) max[h] = max[h] > score[i + (uint64_t)h] ? max[h] : score[i + (uint64_t)h];
+        UNROLL for (int h = 0; h < heads; h++) max[h] = max[h] > score[i + (uint64_t)h] ? max[h]
+                                                                                        : score[i + (uint64_t)h];
     for (int i = 0; i < 8; i++) tops[i] = max[i % heads];
     for (uint64_t i = 0; i < count; i += 8)
         _mm256_storeu_ps(score + i, exp_ps(_mm256_sub_ps(load_f32(score + i), load_f32(tops))));
@@ -238,7 +239,8 @@ INLINE void weights(const attention *a, const int heads, float *score, float *ma
 }
 
 /* acc[head][d..d+8*vectors-1] = sum over positions of weight * v */
-INLINE void mix(const attention *a, const int f16, const int heads, const int vectors, uint64_t d, const float *weight) {
+INLINE void mix(const attention *a, const int f16, const int heads, const int vectors, uint64_t d,
+                const float *weight) {
     __m256 acc[HEADS_MAX * 4];
     UNROLL for (int i = 0; i < heads * vectors; i++) acc[i] = _mm256_setzero_ps();
     for (uint64_t p = 0; p < a->positions; p++) {

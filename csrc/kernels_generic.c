@@ -8,7 +8,7 @@
 #include <assert.h>
 #include <math.h>
 
-/* ---- activations --------------------------------------------------------------------------------------------------- */
+/* ---- activations ------------------------------------------------------------------------------------------------- */
 
 /* Codes at their own column: i8 [cols] or i16 [cols], zero up to a multiple of 8. */
 static void store_code(const cl_acts *acts, uint64_t token, uint64_t column, int32_t code) {
@@ -55,7 +55,7 @@ static void quantize(cl_acts *acts, const float *x, uint64_t x_stride, uint64_t 
     }
 }
 
-/* ---- matrix product ------------------------------------------------------------------------------------------------ */
+/* ---- matrix product ---------------------------------------------------------------------------------------------- */
 
 static void load_scales(const uint8_t *at, float out[8]) {
     for (unsigned lane = 0; lane < 8; lane++) {
@@ -151,7 +151,7 @@ static void matmul(const cl_matrix *w, uint64_t tile_begin, uint64_t tile_end, c
     }
 }
 
-/* ---- element by element -------------------------------------------------------------------------------------------- */
+/* ---- element by element ------------------------------------------------------------------------------------------ */
 
 static float lanes_total(const float l[8]) { return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])); }
 
@@ -177,7 +177,7 @@ static void to_f16(const float *x, uint64_t n, uint16_t *out) {
     for (uint64_t i = 0; i < n; i++) out[i] = cl_f32_to_f16(x[i]);
 }
 
-/* ---- attention ----------------------------------------------------------------------------------------------------- */
+/* ---- attention --------------------------------------------------------------------------------------------------- */
 
 static float kv_load(const void *kv, int32_t dtype, uint64_t i) {
     return dtype == CL_KV_F16 ? cl_f16_to_f32(((const uint16_t *)kv)[i]) : ((const float *)kv)[i];

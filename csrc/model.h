@@ -153,6 +153,7 @@ struct cl_model {
     struct cl_tensor *tensors; /* [n_tensors] what cl_model_load reads */
     uint64_t n_tensors;
     char *dense_path;
+    int32_t direct;  /* CL_DIRECT_* */
     uint32_t loaded; /* 1: cl_model_load has succeeded; 2: has failed */
 
     cl_store store;
@@ -164,7 +165,6 @@ struct cl_model {
     uint32_t step;   /* number of the step, to mark sequences */
 };
 
-static inline const cl_weight *cl_layer_weight(const cl_layer *layer, cl_role role) { return &layer->weights[role]; }
 static inline void cl_tick(cl_model *m) { cl_count(&m->counters.heartbeat, 1); }
 
 /* ---- linear.c: activations, products, norms ---- */

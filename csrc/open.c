@@ -59,6 +59,7 @@ static void find_widths(cl_model *m) {
 static int describe(cl_model *m, const cl_model_options *o, cl_error *err) {
     m->spec = *o->spec;
     m->activation = o->activation;
+    m->direct = o->direct;
     m->max_rows = o->max_rows;
     m->max_prefills = o->max_prefills;
     m->pass_tokens = o->pass_tokens;

@@ -1,7 +1,7 @@
 /* ops.c - the operations that need no vectors to be fast, compiled once for all instruction sets.
  *
- * Owns our own exp, log, sin and cos (the C library's differ by CPU and version), rope, the merge of attention blocks and
- * the router's choice. docs/numerics.md defines each to the bit; vector kernels repeat cl_expf operation by operation.
+ * Owns our own exp, log, sin and cos (the C library's differ by CPU and version), rope, the merge of attention blocks
+ * and the router's choice. docs/numerics.md defines each to the bit; vector kernels repeat cl_expf step by step.
  */
 #include "expf.h"
 #include "kernels.h"
@@ -10,7 +10,7 @@
 #include <assert.h>
 #include <math.h>
 
-/* ---- exp, log, sin, cos -------------------------------------------------------------------------------------------- */
+/* ---- exp, log, sin, cos ------------------------------------------------------------------------------------------ */
 
 float cl_expf(float x) {
     if (x != x) return x;
@@ -96,7 +96,7 @@ void cl_sincosf(float angle, float *sine, float *cosine) {
     }
 }
 
-/* ---- rope ---------------------------------------------------------------------------------------------------------- */
+/* ---- rope -------------------------------------------------------------------------------------------------------- */
 
 void cl_rope_table(const float *inv_freq, uint64_t pairs, float attention_factor, uint64_t position, float *cosine,
                    float *sine) {
@@ -120,7 +120,7 @@ void cl_rope_half(float *x, uint64_t heads, uint64_t head_dim, uint64_t dims, co
     }
 }
 
-/* ---- attention ----------------------------------------------------------------------------------------------------- */
+/* ---- attention --------------------------------------------------------------------------------------------------- */
 
 void cl_attend_merge(float *max, float *sum, float *acc, uint64_t head_dim, float b_max, float b_sum,
                      const float *b_acc) {
@@ -135,7 +135,7 @@ void cl_attend_finish(const float *acc, float sum, uint64_t head_dim, float *out
     for (uint64_t d = 0; d < head_dim; d++) out[d] = acc[d] / sum;
 }
 
-/* ---- router -------------------------------------------------------------------------------------------------------- */
+/* ---- router ------------------------------------------------------------------------------------------------------ */
 
 /* What turns a logit into a score: for softmax the maximum and the sum, for sigmoid nothing. */
 typedef struct scorer {

@@ -62,7 +62,7 @@ static void load_panel(const job *j, uint64_t row, uint64_t count, uint64_t firs
     }
 }
 
-/* ---- the numbers of one group, for 8 rows at once ----------------------------------------------------------------- */
+/* ---- the numbers of one group, for 8 rows at once ---------------------------------------------------------------- */
 
 /* Fills u (weights brought to a fixed range), `origin` and `range`: w = origin + range * u. A range of 0 makes u 0. */
 CL_INLINE void normalize(panel *p, uint64_t n, int asymmetric, int int8, v8f *origin, v8f *range) {
@@ -76,7 +76,7 @@ CL_INLINE void normalize(panel *p, uint64_t n, int asymmetric, int int8, v8f *or
         peak = V8_SELECT(larger, p->w[k], peak);
         size = V8_SELECT(larger, a, size);
     }
-    *origin = asymmetric ? low : (v8f){0};
+    *origin = asymmetric ? low + 0.0f : (v8f){0}; /* never -0, whichever zero came first */
     *range = asymmetric ? high - low : int8 ? size : peak;
     v8f zero = {0};
     for (uint64_t k = 0; k < n; k++) {
@@ -206,7 +206,7 @@ static int quantize_panel(const job *j, const panel_functions *functions, panel 
     return CL_OK;
 }
 
-/* ---- f32 and bf16 -------------------------------------------------------------------------------------------------- */
+/* ---- f32 and bf16 ------------------------------------------------------------------------------------------------ */
 
 /* The stored value of a weight in a format without scales; adds it to the report. */
 static uint32_t plain_bits(const job *j, float w, cl_quant_report *report) {
@@ -241,7 +241,7 @@ static int plain_row(const job *j, uint64_t row, uint8_t *out, uint64_t step, cl
     return CL_OK;
 }
 
-/* ---- whole matrices ------------------------------------------------------------------------------------------------ */
+/* ---- whole matrices ---------------------------------------------------------------------------------------------- */
 
 /* Names the first NaN or infinity in row-major order. */
 static int report_nonfinite(const job *j, cl_quant_report *report, cl_error *err) {

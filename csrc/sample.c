@@ -37,7 +37,7 @@ static int32_t greedy(const float *logits, uint32_t vocab_size, const uint8_t *b
     return (int32_t)best;
 }
 
-/* ---- exp in double ------------------------------------------------------------------------------------------------- */
+/* ---- exp in double ----------------------------------------------------------------------------------------------- */
 
 /* exp(x) for x in -40..0: x = n ln 2 + r, Taylor to r^13, every product and sum rounded once, no fused operations. */
 static double exp_double(double x) {
@@ -54,7 +54,7 @@ static double exp_double(double x) {
     return p * power;
 }
 
-/* ---- the random number of a position ------------------------------------------------------------------------------- */
+/* ---- the random number of a position ----------------------------------------------------------------------------- */
 
 /* Philox4x32-10 (Salmon et al., SC 2011): key = seed, counter = position; u from the first two words. */
 static double uniform(uint64_t seed, uint64_t position) {
@@ -70,7 +70,7 @@ static double uniform(uint64_t seed, uint64_t position) {
     return (double)(((uint64_t)c[1] << 32 | c[0]) >> 11) * 0x1p-53;
 }
 
-/* ---- candidates in order ------------------------------------------------------------------------------------------- */
+/* ---- candidates in order ----------------------------------------------------------------------------------------- */
 
 #define RADIX_BITS 11
 #define RADIX (1u << RADIX_BITS)

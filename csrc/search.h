@@ -1,8 +1,8 @@
-/* search.h - the search for the scales of one group of 8 rows at once, written on 8-lane vectors. Private to quantize.c.
+/* search.h - the search for the scales of one group of 8 rows at once, on 8-lane vectors. Private to quantize.c.
  *
- * Each lane is one row, so every sum runs over the columns in ascending order and no lane knows of another. The file is
- * included by always-inlined code only: quantize.c compiles it once per instruction set, and since nothing here is fused
- * or reordered the results are the same bits. docs/numerics.md, "Quantisation", is its definition in words.
+ * Each lane is one row, so every sum runs over the columns in ascending order and no lane knows of another. All of it
+ * is inlined: quantize.c compiles it once per instruction set, and since nothing here is fused or reordered the results
+ * are the same bits. docs/numerics.md, "Quantisation", is its definition in words.
  */
 #ifndef COLIBRI_SEARCH_H
 #define COLIBRI_SEARCH_H
@@ -32,7 +32,7 @@ CL_INLINE void v8_code(v8f *x, float low, float high) {
     *x = (*x + 12582912.0f) - 12582912.0f;
 }
 
-/* ---- asymmetric: u = (w - lo) / range in 0..1, u ~ scale * q + min, q in 0..15 ------------------------------------- */
+/* ---- asymmetric: u = (w - lo) / range in 0..1, u ~ scale * q + min, q in 0..15 ----------------------------------- */
 
 /* Codes for (u - start) * steps, then the least-squares scale and minimum for those codes; kept where better. */
 CL_INLINE void fit_asymmetric(const v8f *u, uint64_t n, const v8f *sum_u, const v8f *start, const v8f *steps,
@@ -74,7 +74,7 @@ CL_INLINE void search_asymmetric(const v8f *u, uint64_t n, cl_fit *best) {
     }
 }
 
-/* ---- symmetric: u = w / peak in -1..1, u ~ scale * q, q in low..high ------------------------------------------------ */
+/* ---- symmetric: u = w / peak in -1..1, u ~ scale * q, q in low..high --------------------------------------------- */
 
 CL_INLINE void fit_symmetric(const v8f *u, uint64_t n, const v8f *steps, float low, float high, cl_fit *best) {
     v8f sum_qq = {0}, sum_qu = {0};

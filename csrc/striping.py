@@ -4,6 +4,7 @@ The packer places records by it and the reader finds them by it, so there is one
 and a rule is taken as valid here; container_check.py refuses those that are not.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,14 +52,23 @@ def layer_extents(layer: manifest_pb2.ExpertLayer) -> ExtentTable:
     pattern = np.array(rule.pattern, np.uint32)
     slot = (expert % np.uint64(len(pattern))).astype(np.int64)
     turn = expert // np.uint64(len(pattern))
-    per_turn = np.array([np.count_nonzero(pattern == stripe) for stripe in pattern], np.uint64)
-    before = np.array([np.count_nonzero(pattern[:i] == stripe) for i, stripe in enumerate(pattern)], np.uint64)
+    per_turn = np.bincount(pattern)[pattern].astype(np.uint64)
+    before = _earlier_equals(pattern)
     base = np.array([rule.base[stripe] for stripe in pattern], np.uint64)
     column = table[:, 0]
     column["stripe"] = pattern[slot]
     column["file_offset"] = base[slot] + (turn * per_turn[slot] + before[slot]) * np.uint64(layer.record_bytes)
     column["bytes"] = layer.record_bytes
     return table
+
+
+def _earlier_equals(pattern: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+    """Return for each entry how many entries before it are equal; not quadratic, a pattern may be hostile."""
+    order = np.argsort(pattern, kind="stable")
+    grouped = pattern[order]
+    before = np.empty(len(pattern), np.uint64)
+    before[order] = np.arange(len(pattern)) - np.searchsorted(grouped, grouped)
+    return before
 
 
 def layer_areas(layer: manifest_pb2.ExpertLayer) -> list[Area]:
@@ -69,11 +79,11 @@ def layer_areas(layer: manifest_pb2.ExpertLayer) -> list[Area]:
             for piece in layer.striping.split.pieces
         ]
     rule = layer.striping.whole
-    pattern = list(rule.pattern)
-    turns, rest = divmod(layer.experts, len(pattern))
+    turns, rest = divmod(layer.experts, len(rule.pattern))
+    whole, part = Counter(rule.pattern), Counter(rule.pattern[:rest])
     areas = []
-    for stripe in sorted(set(pattern)):
-        records = turns * pattern.count(stripe) + pattern[:rest].count(stripe)
+    for stripe in sorted(whole):
+        records = turns * whole[stripe] + part[stripe]
         if records:
             areas.append(Area(stripe, rule.base[stripe], rule.base[stripe] + records * layer.record_bytes))
     return areas

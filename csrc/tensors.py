@@ -264,7 +264,14 @@ def dequantize_rows(
     return out
 
 
-def _row_parts(format: Format, codes: Bytes, scales: Bytes, mins: Bytes, rows: int, cols: int) -> tuple[Any, Any, Any]:  # noqa: A002
+def _row_parts(
+    format: Format,  # noqa: A002
+    codes: Bytes,
+    scales: Bytes,
+    mins: Bytes,
+    rows: int,
+    cols: int,
+) -> tuple[Any, Any, Any]:
     sizes = rows_bytes(format, rows, cols)
     return _in(codes, "codes", sizes[0]), _in(scales, "scales", sizes[1]), _in(mins, "mins", sizes[2])
 

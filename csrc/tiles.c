@@ -13,13 +13,13 @@ int cl_format_check(const cl_format *f, cl_error *err) {
     if (f == NULL) return cl_fail(err, CL_INVALID, "format is NULL");
     if (f->codes == CL_CODES_F32 || f->codes == CL_CODES_BF16) {
         if (f->scale_format != CL_SCALE_NONE || f->codebook != CL_CODEBOOK_NONE || f->asymmetric || f->group_size)
-            return cl_fail(err, CL_INVALID, "format: f32 and bf16 have no scale format, codebook, minimum or group_size");
+            return cl_fail(err, CL_INVALID, "format: f32 and bf16 have no scale format, codebook, minimum, group_size");
         return CL_OK;
     }
     if (f->codes != CL_CODES_INT8 && f->codes != CL_CODES_INT4)
         return cl_fail(err, CL_UNSUPPORTED, "format.codes %u is not supported", f->codes);
     if (f->scale_format != CL_SCALE_F16)
-        return cl_fail(err, CL_UNSUPPORTED, "format.scale_format %u is not supported for integer codes", f->scale_format);
+        return cl_fail(err, CL_UNSUPPORTED, "format.scale_format %u is not supported for integers", f->scale_format);
     if (f->codebook != CL_CODEBOOK_UNIFORM)
         return cl_fail(err, CL_UNSUPPORTED, "format.codebook %u is not supported for integer codes", f->codebook);
     if (f->asymmetric > (f->codes == CL_CODES_INT4))
@@ -37,8 +37,9 @@ uint64_t cl_tile_group_offset(const cl_format *f, uint64_t group) { return group
 static int tile_bytes(const cl_format *f, uint64_t rows, uint64_t cols, uint64_t *bytes, cl_error *err) {
     int rc = cl_format_check(f, err);
     if (rc != CL_OK) return rc;
-    if (rows == 0 || cols == 0) return cl_fail(err, CL_INVALID, "matrix has rows %llu, cols %llu; both must be positive",
-                                               (unsigned long long)rows, (unsigned long long)cols);
+    if (rows == 0 || cols == 0)
+        return cl_fail(err, CL_INVALID, "matrix has rows %llu, cols %llu; both must be positive",
+                       (unsigned long long)rows, (unsigned long long)cols);
     /* No format takes more than 32 bytes and no group header more than 32 per column of a tile. */
     if (cols > INT64_MAX / 64 || cl_div_up(rows, CL_TILE_ROWS) > (uint64_t)INT64_MAX / (64 * cols))
         return cl_fail(err, CL_INVALID, "matrix of rows %llu, cols %llu is too large", (unsigned long long)rows,
@@ -46,8 +47,8 @@ static int tile_bytes(const cl_format *f, uint64_t rows, uint64_t cols, uint64_t
     if (!cl_is_grouped(f)) {
         *bytes = cols * (f->codes == CL_CODES_F32 ? 32 : 16);
     } else {
-        uint64_t last = cl_groups(f, cols) - 1;
-        *bytes = cl_tile_group_offset(f, last) + cl_group_header(f) + cl_group_codes(f, cl_group_columns(f, cols, last));
+        uint64_t last = cl_groups(f, cols) - 1, columns = cl_group_columns(f, cols, last);
+        *bytes = cl_tile_group_offset(f, last) + cl_group_header(f) + cl_group_codes(f, columns);
     }
     return CL_OK;
 }
@@ -100,7 +101,7 @@ int cl_matrix_init(cl_matrix *m, const cl_format *format, uint64_t rows, uint64_
     return cl_ok(err);
 }
 
-/* ---- one group of one tile ---------------------------------------------------------------------------------------- */
+/* ---- one group of one tile --------------------------------------------------------------------------------------- */
 
 void cl_tile_group_write(const cl_format *f, uint64_t columns, const int8_t *codes, const uint16_t *scales,
                          const uint16_t *mins, uint8_t *out) {
@@ -142,7 +143,7 @@ static float value_of(const cl_format *f, int code, float scale, float min) {
     return scale * (float)code + min; /* the product is exact, so fusing it would change nothing */
 }
 
-/* ---- whole matrices ----------------------------------------------------------------------------------------------- */
+/* ---- whole matrices ---------------------------------------------------------------------------------------------- */
 
 static void plain_row(const cl_matrix *m, const uint8_t *tile, unsigned lane, float *out) {
     for (uint64_t k = 0; k < m->cols; k++) {
@@ -176,8 +177,8 @@ int cl_dequantize_tiles(const cl_format *format, const uint8_t *tiles, uint64_t 
     int rc = cl_matrix_init(&m, format, rows, cols, tiles, err);
     if (rc != CL_OK) return rc;
     if (bytes != m.tile_bytes * m.n_tiles)
-        return cl_fail(err, CL_INVALID, "tiles_bytes %llu where rows %llu, cols %llu need %llu", (unsigned long long)bytes,
-                       (unsigned long long)rows, (unsigned long long)cols,
+        return cl_fail(err, CL_INVALID, "tiles_bytes %llu where rows %llu, cols %llu need %llu",
+                       (unsigned long long)bytes, (unsigned long long)rows, (unsigned long long)cols,
                        (unsigned long long)(m.tile_bytes * m.n_tiles));
     for (uint64_t row = 0; row < rows; row++) cl_matrix_row(&m, row, out + row * cols);
     return cl_ok(err);
@@ -210,7 +211,7 @@ int cl_dequantize_rows(const cl_format *f, const uint8_t *codes, const uint8_t *
     return cl_ok(err);
 }
 
-/* ---- rows to tiles ------------------------------------------------------------------------------------------------ */
+/* ---- rows to tiles ----------------------------------------------------------------------------------------------- */
 
 /* Interleaves values of `size` bytes; rows beyond `count` are zero. */
 static void tile_plain(const uint8_t *rows, uint64_t row_bytes, uint64_t count, uint64_t cols, uint64_t size,

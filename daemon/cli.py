@@ -26,6 +26,7 @@ from colibri.daemon.config import KEYS, Config, ConfigError, add_flags, load_con
 from colibri.daemon.endpoint import Endpoint, EndpointError
 from colibri.daemon.notify import Notifier
 from colibri.daemon.opening import EXIT_CONFIG, EXIT_OK, EXIT_TEMPORARY, Opened, StartError, open_model
+from colibri.daemon.requests import SamplingDefaults
 from colibri.daemon.runtime import CoreRuntime
 from colibri.daemon.server import Server
 
@@ -103,6 +104,8 @@ def serve(config: Config) -> int:
 def _run(config: Config, opened: Opened) -> int:
     for note in (*opened.text.problems, *opened.text.notes):
         log.warning("%s", note)
+    for setting in SamplingDefaults.of(opened.text.generation_config).ignored:
+        log.warning("generation_config.json: %s is not applied by this version", setting)
     log.info("memory plan\n%s", opened.table.text())
     log.info("%s", opened.streamed)
     runtime = CoreRuntime(config, opened)

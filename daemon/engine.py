@@ -264,7 +264,7 @@ class Engine:
 
     def session_tokens(self, session: str, first: int = 0, end: int | None = None) -> list[int]:
         with self._front:
-            return self._table.get(session).tokens[first:end]
+            return self._table.get(session).tokens[first:end].tolist()
 
     def delete_session(self, session: str, etag: str = "", force: bool = False) -> None:
         while not self._delete_idle(session, etag, force):

@@ -118,7 +118,8 @@ class EngineLoop:
                 if turn.stepping and turn.cursor is not None and turn.sequence is not None:
                     turn.sequence.cancel()  # a prompt has no boundary worth waiting for
             self.lock.notify_all()
-        self._thread.join(timeout)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
         return not self._thread.is_alive()
 
     # ---- the thread

@@ -12,6 +12,7 @@ import enum
 import os
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -134,7 +135,8 @@ class GenerationView:
 
 
 class Generation:
-    """Its methods may be called from any thread, but `wait` only on the loop of the LoopWake given to the engine."""
+    """Its methods may be called from any thread, but `wait` only on the loop of the LoopWake given to the engine.
+    `spec.input_ids` are given up at the end."""
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class Generation:
         self.name = name
         self.spec = spec
         self.body_hash = spec.body_hash
-        self._tokens: list[int] = []
+        self._tokens = array("I")  # four bytes a token: finished generations are kept for a day
         self._changed = threading.Condition()
         self._on_change = on_change
         self._waiters: list[asyncio.Future[None]] = []  # touched on the loop only
@@ -181,7 +183,7 @@ class Generation:
 
     def tokens(self, first: int = 0, end: int | None = None) -> list[int]:
         """Tokens [first, end), at most up to the present next_offset."""
-        return self._tokens[first:end]
+        return self._tokens[first:end].tolist()
 
     @property
     def finished(self) -> bool:
@@ -237,7 +239,7 @@ class Generation:
     def restore(self, tokens: list[int], **changes: Any) -> None:
         """Fills a generation that was read back from a session's log."""
         with self._changed:
-            self._tokens = list(tokens)
+            self._tokens = array("I", tokens)
             self._publish(changes)
 
     def _publish(self, changes: dict[str, Any]) -> None:
@@ -250,6 +252,8 @@ class Generation:
             version=self._view.version + 1,
             **changes,
         )
+        if self._view.state.finished and self.spec.input_ids:
+            self.spec = replace(self.spec, input_ids=())  # nobody asks for them again; the body's hash stays
         self._changed.notify_all()
         if self._on_change is not None:
             self._on_change(self)

@@ -8,6 +8,7 @@ later; only a sequence that must go at once waits for its pages to be taken.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from colibri.daemon.model_port import PAGE_POSITIONS, ModelPort
 from colibri.daemon.sessions import Session
@@ -96,7 +97,7 @@ class LiveSequences:
             if self.save(session):
                 del self._unsaved[session.id]
 
-    def save_full(self, session: Session, tokens: list[int], chain: PageChain) -> bool:
+    def save_full(self, session: Session, tokens: Sequence[int], chain: PageChain) -> bool:
         """Queues the full pages that are not stored yet, as far as there is room; whether none is left. `tokens` and
         their `chain`: what the sequence holds, a prompt that is not committed yet included."""
         sequence, stored = session.sequence, session.stored

@@ -15,6 +15,7 @@ from colibri.daemon.engine import Engine, EngineOptions, page_identity
 from colibri.daemon.engine_api import EngineApi
 from colibri.daemon.errors import StoreError
 from colibri.daemon.generation import LoopWake
+from colibri.daemon.machine import anonymous_bytes
 from colibri.daemon.opening import EXIT_CONFIG, EXIT_TEMPORARY, Opened, StartError
 from colibri.daemon.store.folder import StateFolder
 from colibri.daemon.store.store import SessionStore
@@ -66,7 +67,12 @@ class CoreRuntime:
         return self._engine
 
     def work_done(self) -> int:
-        return self._model.stats().heartbeat if self._model is not None else 0
+        """The core's work items; before the engine runs, bytes of memory touched and of weights read: with a big
+        arena the touching alone takes minutes."""
+        if self._engine is None:
+            return anonymous_bytes() + self.load_progress()[0]
+        assert self._model is not None
+        return self._model.stats().heartbeat
 
     def failure(self) -> BaseException | None:
         return self._engine.failure if self._engine is not None else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from itertools import islice
 
 from colibri.daemon.errors import ContextExceededError, QueueFullError
 from colibri.daemon.model_port import PAGE_POSITIONS
@@ -77,6 +78,7 @@ class Scheduler:
         self._entries: dict[str, _Entry] = {}
         self._queue: deque[_Entry] = deque()
         self._running: dict[str, _Entry] = {}  # in order of admission
+        self._prefilling: dict[str, _Entry] = {}  # in order of their start, so that one under way keeps its workspace
         self._admitted: list[str] = []
         self._evicted: list[str] = []
         self._idle: OrderedDict[str, int] = OrderedDict()  # session -> pages, unused for longest first
@@ -155,13 +157,14 @@ class Scheduler:
         assert entry.phase is Phase.ADMITTED
         assert positions > 0
         entry.phase, entry.todo = Phase.PREFILLING, positions
+        self._prefilling[key] = entry
 
     def plan(self) -> Plan:
-        """Every decoding generation, and the oldest prompts, each with its next pass. The same until something
-        changes, so a pass that is under way is planned again with the same length."""
+        """Every decoding generation, and the prompts that started first, each with its next pass. The same until
+        something changes, so a pass that is under way is planned again with the same length."""
         decode = tuple(e.key for e in self._running.values() if e.phase is Phase.DECODING)
-        waiting = [e for e in self._running.values() if e.phase is Phase.PREFILLING]
-        passes = (Pass(e.key, min(e.todo, self.limits.pass_tokens)) for e in waiting[: self.limits.max_prefills])
+        first = islice(self._prefilling.values(), self.limits.max_prefills)
+        passes = (Pass(e.key, min(e.todo, self.limits.pass_tokens)) for e in first)
         return Plan(decode, tuple(passes))
 
     def prefilled(self, key: str, positions: int) -> bool:
@@ -172,12 +175,14 @@ class Scheduler:
         entry.todo -= positions
         if entry.todo == 0:
             entry.phase = Phase.DECODING
+            del self._prefilling[key]
         return entry.todo == 0
 
     def remove(self, key: str, idle_positions: int = 0) -> None:
         """A generation is over, in whatever phase. `idle_positions`: its session keeps that many positions of KV in
         memory, as long as nobody else needs the pages (an eviction that is under way stands)."""
         entry = self._entries.pop(key)
+        self._prefilling.pop(key, None)
         if entry.phase is Phase.QUEUED:
             self._queue.remove(entry)
         else:

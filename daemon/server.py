@@ -62,7 +62,7 @@ class Runtime(Protocol):
         """Makes and starts the engine. Raises StartError."""
 
     def work_done(self) -> int:
-        """A counter that grows with every piece of work of the core; any thread."""
+        """A counter that grows with every piece of work of loading, then of the core; any thread."""
 
     def failure(self) -> BaseException | None:
         """Why the engine's thread has ended by itself, None while all is well."""
@@ -216,7 +216,7 @@ class Server:
         rate = read / max(time.monotonic() - started, 1e-3)
         self._gate.detail = f"{read / GIB:.2f} of {total / GIB:.2f} GiB of dense weights, {rate / 1e9:.2f} GB/s"
         self._notifier.tell(f"loading: {self._gate.detail}")
-        self._notifier.extend(read)
+        self._notifier.extend(self._runtime.work_done())
 
     async def _serve(self) -> int:
         """Until a signal, or until the engine has failed."""

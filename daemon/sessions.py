@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
+from array import array
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from colibri.daemon.engine_api import SessionState, SessionView
 from colibri.daemon.errors import (
     EtagMismatchError,
     InvalidFieldError,
+    SessionCorruptError,
     SessionExistsError,
     SessionNotFoundError,
     StoreError,
@@ -36,7 +38,7 @@ class Session:
     `saved_pages`: full pages on disk or on their way; `tail`: the partial page behind them, likewise."""
 
     stored: StoredSession
-    tokens: list[int]
+    tokens: array[int]
     logged: list[LoggedGeneration]
     chain: PageChain
     active: str = ""
@@ -78,21 +80,20 @@ class Session:
 class SessionTable:
     """Every method is called under the engine's front lock. `max_settled`: sessions kept in memory that need not be."""
 
-    def __init__(self, store: SessionStore, context_limit: int, max_settled: int = 64) -> None:
+    def __init__(self, store: SessionStore, context_limit: int, max_settled: int = 32) -> None:
         self._store = store
         self._context_limit = context_limit
         self._max_settled = max_settled
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # unused for longest first
 
     def get(self, session: str) -> Session:
-        """Raises SessionNotFoundError, StoreError."""
+        """Raises SessionNotFoundError, SessionCorruptError, StoreError."""
         found = self._sessions.get(session)
         if found is None:
             stored, content = self._store.load(session)
             used = stored.log.path.stat().st_mtime
-            found = Session(
-                stored, content.tokens, content.generations, PageChain(self._store.identity), last_used=used
-            )
+            tokens, chain = array("I", content.tokens), PageChain(self._store.identity)
+            found = Session(stored, tokens, content.generations, chain, last_used=used)
             self._sessions[session] = found
         self._sessions.move_to_end(session)
         self._forget_settled(found)
@@ -125,7 +126,7 @@ class SessionTable:
             dict(labels),
             request_id,
         )
-        created = Session(self._store.create(meta), [], [], PageChain(identity))
+        created = Session(self._store.create(meta), array("I"), [], PageChain(identity))
         self._sessions[session] = created
         return created
 
@@ -178,7 +179,7 @@ class SessionTable:
         """Also of a session whose files cannot be read: it is shown as CORRUPT, with the reason."""
         try:
             return self.view(self.get(session))
-        except StoreError as error:
+        except (SessionCorruptError, StoreError) as error:
             return self._unreadable(session, str(error))
 
     def _unreadable(self, session: str, reason: str) -> SessionView:

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from colibri.daemon.errors import DaemonError, StoreError, error_of_reason
+from colibri.daemon.errors import DaemonError, SessionCorruptError, error_of_reason
 from colibri.daemon.generation import (
     FinishReason,
     Generation,
@@ -139,18 +139,18 @@ def end_record(
 
 def read_back(session: Session, logged: LoggedGeneration) -> Generation:
     """A generation out of its session's log; without an end record it is PAUSED: the daemon died while it ran.
-    Raises StoreError if the records are not what this program writes."""
+    Raises SessionCorruptError if the records are not what this program writes."""
     try:
         return _read_back(session, logged)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreError(f"session {session.id}: a generation in its log makes no sense: {error!r}") from error
+        raise SessionCorruptError(f"session {session.id}: a generation in its log makes no sense: {error!r}") from error
 
 
 def _read_back(session: Session, logged: LoggedGeneration) -> Generation:
     start, end = logged.start, logged.end or {}
     spec = GenerationSpec(
         request_id=str(start["request_id"]),
-        input_ids=tuple(session.tokens[logged.begin : logged.first]),
+        input_ids=(),
         sampling=SamplingSpec(**start["sampling"]),
         session=session.id,
         max_tokens=int(start["limit"]),
@@ -160,7 +160,7 @@ def _read_back(session: Session, logged: LoggedGeneration) -> Generation:
     failure = end.get("error")
     usage = Usage(prompt_tokens=logged.first, completion_tokens=logged.count)
     generation.restore(
-        session.tokens[logged.first : logged.first + logged.count],
+        session.tokens[logged.first : logged.first + logged.count].tolist(),
         state=GenerationState(end.get("state", GenerationState.PAUSED)),
         finish_reason=FinishReason(end.get("finish_reason", FinishReason.UNSPECIFIED)),
         stop_token=end.get("stop_token"),

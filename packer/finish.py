@@ -12,7 +12,7 @@ from uuid import UUID
 from google.protobuf import json_format
 
 from colibri.core.container import MANIFEST_NAME, content_id
-from colibri.core.container_check import check_manifest
+from colibri.core.container_check import MANIFEST_LIMIT, check_manifest
 from colibri.core.container_files import pack_table
 from colibri.core.container_survey import EXTENTS_NAME, RECORDS_NAME
 from colibri.core.identity import manifest_digest
@@ -79,8 +79,10 @@ def small_files(manifest: manifest_pb2.Manifest, done: Done, checkpoint: Checkpo
         if hashlib.sha256(content).hexdigest() != digests[path.name]:
             raise CheckpointError(f"{path} was changed while it was packed")
         yield path.name, content
-    text = json_format.MessageToJson(manifest, preserving_proto_field_name=True, indent=1)
-    yield MANIFEST_NAME, text.encode() + b"\n"
+    text = json_format.MessageToJson(manifest, preserving_proto_field_name=True, indent=1).encode() + b"\n"
+    if len(text) > MANIFEST_LIMIT:
+        raise CheckpointError(f"the manifest would be {len(text)} bytes, readers take {MANIFEST_LIMIT}")
+    yield MANIFEST_NAME, text
 
 
 def _extent_entries(done: Done) -> bytes:

@@ -10,13 +10,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from uuid import UUID
 
 from google.protobuf import json_format
 
 from colibri.core.container import canonical_encoding
-from colibri.core.container_check import table_counts
-from colibri.core.container_files import FORMAT_VERSION, TABLE_HEADER_BYTES
+from colibri.core.container_check import FILE_LIMIT, check_manifest, table_counts
+from colibri.core.container_files import FORMAT_VERSION, TABLE_HEADER_BYTES, ContainerError
 from colibri.packer.checkpoint import Checkpoint
+from colibri.packer.errors import CheckpointError
 from colibri.packer.layout import MIN_EXTENT_BYTES, place_dense, place_experts, record_parts
 from colibri.packer.model_source import ModelSource
 from colibri.packer.precision import Precision
@@ -25,6 +27,7 @@ from colibri.v1 import manifest_pb2
 # Room for what is small and not known to the byte: LOCK, folders' own blocks, the reports in manifest and journal.
 _SLACK_BYTES = 1 << 20
 _JOURNAL_BYTES_PER_UNIT = 512
+_NO_DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def make_plan(checkpoint: Checkpoint, model: ModelSource, precision: Precision, 
         manifest.layout.stripes.add(number=number, weight=weight, bytes=size)
     _fill_layout(manifest)
     _fill_origin(manifest, checkpoint, model)
+    _check_early(manifest)
     return PackPlan(
         model=model,
         manifest=manifest,
@@ -69,6 +73,20 @@ def make_plan(checkpoint: Checkpoint, model: ModelSource, precision: Precision, 
         source_bytes=_source_bytes(checkpoint, model),
         fingerprint=_fingerprint(checkpoint, manifest),
     )
+
+
+def _check_early(planned: manifest_pb2.Manifest) -> None:
+    """Let the reader's rules judge the plan, so that what they refuse is refused before hours of work, not after."""
+    manifest = manifest_pb2.Manifest()
+    manifest.CopyFrom(planned)
+    manifest.content_id = _NO_DIGEST
+    manifest.layout.uuid = str(UUID(int=0))
+    for tensor in manifest.dense:
+        tensor.sha256 = _NO_DIGEST
+    try:
+        check_manifest(manifest)
+    except ContainerError as error:
+        raise CheckpointError(f"cannot be packed: {error}") from error
 
 
 def created_by() -> str:
@@ -120,6 +138,8 @@ def _fill_layout(manifest: manifest_pb2.Manifest) -> None:
 
 def _fill_origin(manifest: manifest_pb2.Manifest, checkpoint: Checkpoint, model: ModelSource) -> None:
     for path in sorted(checkpoint.bundled):
+        if checkpoint.file_bytes(path) > FILE_LIMIT:
+            raise CheckpointError(f"{path} is {checkpoint.file_bytes(path)} bytes, readers take {FILE_LIMIT}")
         content = checkpoint.read_file(path)
         manifest.files.add(name=path.name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
     for skipped in model.skipped:

@@ -95,29 +95,34 @@ def _pieces(fd: int, offset: int, count: int) -> Iterator[bytes]:
 
 def _check_dense(survey: Survey) -> Iterator[tuple[int, list[str]]]:
     path = survey.primary / DENSE_NAME
-    if not path.is_file():
-        return  # the survey has said so
-    with _opened([path]) as (fd,):
+    with ExitStack() as stack:
+        try:
+            (fd,) = stack.enter_context(_opened([path]))
+        except OSError:
+            return  # the survey has said why
         for tensor in survey.manifest.dense:
-            digest = hashlib.sha256()
-            found = []
-            size = 0
-            for name, blob in (("codes", tensor.codes), ("scales", tensor.scales), ("mins", tensor.mins)):
-                where = f"{path}: tensor {tensor.name}, {name}, {blob.bytes} bytes at offset {blob.offset}"
-                crc = 0
-                size += blob.bytes
-                try:
-                    for piece in _pieces(fd, blob.offset, blob.bytes):
-                        crc = crc32c(piece, crc)
-                        digest.update(piece)
-                except (OSError, EOFError) as error:
-                    found.append(f"{where}: cannot be read: {error}")
-                    continue
-                if crc != blob.crc32c:
-                    found.append(f"{where}: CRC-32C is {crc:08x}, the manifest says {blob.crc32c:08x}")
-            if not found and digest.hexdigest() != tensor.sha256:
-                found.append(f"{path}: tensor {tensor.name}: SHA-256 differs from the manifest's {tensor.sha256}")
-            yield size, found
+            size = tensor.codes.bytes + tensor.scales.bytes + tensor.mins.bytes
+            yield size, _check_tensor(path, fd, tensor)
+
+
+def _check_tensor(path: Path, fd: int, tensor: manifest_pb2.DenseTensor) -> list[str]:
+    digest = hashlib.sha256()
+    found = []
+    for name, blob in (("codes", tensor.codes), ("scales", tensor.scales), ("mins", tensor.mins)):
+        where = f"{path}: tensor {tensor.name}, {name}, {blob.bytes} bytes at offset {blob.offset}"
+        crc = 0
+        try:
+            for piece in _pieces(fd, blob.offset, blob.bytes):
+                crc = crc32c(piece, crc)
+                digest.update(piece)
+        except (OSError, EOFError) as error:
+            found.append(f"{where}: cannot be read: {error}")
+            continue
+        if crc != blob.crc32c:
+            found.append(f"{where}: CRC-32C is {crc:08x}, the manifest says {blob.crc32c:08x}")
+    if not found and digest.hexdigest() != tensor.sha256:
+        found.append(f"{path}: tensor {tensor.name}: SHA-256 differs from the manifest's {tensor.sha256}")
+    return found
 
 
 def _check_record(

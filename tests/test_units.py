@@ -49,3 +49,24 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     )
     assert "Unknown" not in result.stderr, result.stderr
     assert "Failed to parse" not in result.stderr, result.stderr
+
+
+def test_the_unit_s_commands_are_the_daemon_s(tmp_path: Path) -> None:
+    from colibri.daemon.cli import make_parser
+    from colibri.daemon.config import load_config
+
+    for setting in ("ExecStartPre", "ExecStart"):
+        program, *arguments = settings()[setting].split()
+        assert program == "/usr/bin/colibrid"
+        assert make_parser().parse_args(arguments).config == Path("/etc/colibri/%i.toml")
+    file = tmp_path / "model.toml"
+    file.write_text('container = "/srv/colibri/model"\n')
+    folders = {"STATE_DIRECTORY": "/var/lib/colibri/model", "RUNTIME_DIRECTORY": "/run/colibri/model"}
+    config = load_config({}, file, folders)
+    assert settings()["StateDirectory"] == "colibri/%i"
+    assert settings()["RuntimeDirectory"] == "colibri/%i"
+    assert config.listen.path == Path("/run/colibri/model/colibrid.sock")
+
+
+def test_nothing_is_set_that_the_daemon_does_not_use() -> None:
+    assert not {"ExecReload", "CacheDirectory", "FileDescriptorStoreMax"} & set(settings())

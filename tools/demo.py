@@ -91,8 +91,8 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def show(command: Command) -> None:
-    say("$ " + readable(command))
+def show(command: Command, background: bool = False) -> None:
+    say(f"$ {readable(command)}{' &' if background else ''}")
 
 
 def readable(command: Command) -> str:
@@ -202,7 +202,7 @@ def running_daemon(place: Place) -> int | None:
 def start_daemon(place: Place) -> None:
     """Start colibrid in the background and wait until it serves."""
     command = daemon_command(place)
-    show([*command, "&"])
+    show(command, background=True)
     started = time.monotonic()
     with place.log.open("wb") as log:
         process = subprocess.Popen(

@@ -18,7 +18,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from colibri.daemon.errors import ContentMismatchError, DiskFullError, SessionNotFoundError, StoreError
+from colibri.daemon.errors import (
+    ContentMismatchError,
+    DiskFullError,
+    SessionCorruptError,
+    SessionNotFoundError,
+    StoreError,
+)
 from colibri.daemon.model_port import PAGE_POSITIONS
 from colibri.daemon.store import files
 from colibri.daemon.store.folder import KV_FOLDER, LOG_FILE, META_FILE, StateFolder
@@ -74,7 +80,7 @@ class StoredSession:
 class SessionStore:
     """The state folder of one running model. Methods may be called from any thread; calls that concern one session
     come from one thread at a time. A `root` that is open (and locked) already is taken over. Raises StoreError when the
-    folder cannot be used at all."""
+    folder cannot be used at all. `max_waiting_bytes`: pages that may wait for the drive, in memory; one always may."""
 
     def __init__(
         self,
@@ -82,12 +88,12 @@ class SessionStore:
         identity: PageIdentity,
         model: str = "",
         durability: Durability = "token",
-        max_waiting_pages: int = 16,
+        max_waiting_bytes: int = 32 << 20,
     ) -> None:
         self.identity = identity
         self.durability = durability
         self.folder = root if isinstance(root, StateFolder) else StateFolder(root, identity.content_id, model)
-        self._writer = Writer(durability, max_waiting_pages * identity.file_bytes)
+        self._writer = Writer(durability, max_waiting_bytes)
         self._ids = set(self.folder.session_ids())
         self._lock = threading.Lock()
 
@@ -131,8 +137,8 @@ class SessionStore:
         return StoredSession(meta, folder, LogFile(folder / LOG_FILE, chain, HEADER_BYTES, 0, 0), {})
 
     def load(self, session: str) -> tuple[StoredSession, LogContent]:
-        """Reads and checks a session. Raises SessionNotFoundError, and StoreError where the files cannot be read at all
-        or are of another version (they are left as they are)."""
+        """Reads and checks a session. Raises SessionNotFoundError; SessionCorruptError where its files cannot be read
+        at all, StoreError where they are of another version: either way they are left as they are."""
         with self._lock:
             if session not in self._ids:
                 raise SessionNotFoundError(f"there is no session {session!r}", session=session)
@@ -147,7 +153,9 @@ class SessionStore:
         except UnknownVersionError as error:
             raise StoreError(f"session {session}: {error}", session=session) from error
         except (OSError, ValueError) as error:
-            raise StoreError(f"session {session} cannot be read: {error}", session=session) from error
+            raise SessionCorruptError(
+                f"session {session} cannot be read: {error}", session=session, position=0
+            ) from error
         position = len(content.tokens)
         chain = image.chain or Chain(b"", 0)
         logfile = LogFile(folder / LOG_FILE, chain, image.valid_bytes, position, position, broken=image.chain is None)

@@ -9,15 +9,17 @@ token.
 import argparse
 import statistics
 import time
+from contextlib import closing
 from pathlib import Path
 
 from ceilings import Ram
-from colibri.core.container import Container, open_container
-from colibri.core.core import Model, ModelOptions, Row, Sampling, plan
-from colibri.v1 import manifest_pb2
 from randommodel import OlmoeShape, packed
 from report import result, table
 from streaming import python_share
+
+from colibri.core.container import Container, open_container
+from colibri.core.core import Model, ModelOptions, Row, Sampling, plan
+from colibri.v1 import manifest_pb2
 
 PROMPT = 64
 
@@ -48,7 +50,10 @@ def resident_options(container: Container, *, threads: int, activation: str, isa
 def warm(model: Model, vocab: int, layers: int) -> list[int]:
     """Make the sequence's prompt and touch experts until most are resident; returns a prompt."""
     prompt = [(17 * i + 3) % min(vocab, 260) for i in range(PROMPT)]
-    with model.sequence() as seq, model.prefill(seq, prompt, Sampling(temperature=1.0, seed=layers)) as cursor:
+    with (
+        closing(model.sequence()) as seq,
+        closing(model.prefill(seq, prompt, Sampling(temperature=1.0, seed=layers))) as cursor,
+    ):
         model.step([], [cursor])
         if cursor.error:
             raise cursor.error
@@ -58,8 +63,8 @@ def warm(model: Model, vocab: int, layers: int) -> list[int]:
 def decode_times(model: Model, prompt: list[int], tokens: int, ram: Ram) -> list[float]:
     """Seconds per token of one sequence, with a RAM sample every eighth token."""
     times: list[float] = []
-    with model.sequence() as seq:
-        with model.prefill(seq, prompt, Sampling()) as cursor:
+    with closing(model.sequence()) as seq:
+        with closing(model.prefill(seq, prompt, Sampling())) as cursor:
             model.step([], [cursor])
             token = cursor.next_token
         row = Row(seq, token, Sampling(temperature=1.0, seed=7))

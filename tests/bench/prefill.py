@@ -1,19 +1,21 @@
 """BENCH=prefill: prompt tokens per second with every expert resident, against int8 multiply-add throughput.
 
-The ceiling is arithmetic: multiply-adds per second of the widest integer instruction of the kernels (maddubs + paddw for
-int8, maddwd + paddd for int16 activations), measured in the same run on as many threads, over the multiply-adds of a token.
+The ceiling is arithmetic: multiply-adds per second of the widest integer instruction of the kernels (maddubs + paddw
+for int8, maddwd + paddd for int16 activations), measured in the same run on as many threads, over those of a token.
 """
 
 import argparse
 import statistics
 import time
+from contextlib import closing
 from pathlib import Path
 
 from ceilings import Compute
-from colibri.core.container import Container, open_container
-from colibri.core.core import Model, ModelOptions, Sampling
 from randommodel import OlmoeShape, packed
 from report import result, table
+
+from colibri.core.container import Container, open_container
+from colibri.core.core import Model, ModelOptions, Sampling
 
 
 def multiply_adds(container: Container) -> int:
@@ -26,10 +28,10 @@ def multiply_adds(container: Container) -> int:
 
 
 def prefill_seconds(model: Model, prompt: list[int]) -> float:
-    with model.sequence() as seq:
+    with closing(model.sequence()) as seq:
         start = time.perf_counter()
         for first in range(0, len(prompt), 512):
-            with model.prefill(seq, prompt[first : first + 512], Sampling()) as cursor:
+            with closing(model.prefill(seq, prompt[first : first + 512], Sampling())) as cursor:
                 model.step([], [cursor])
                 if cursor.error:
                     raise cursor.error

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from report import cache_folder
+
 from testkit.tiny_tokenizer import write_tokenizer
 
 POOL_VALUES = 1 << 25
@@ -53,7 +54,9 @@ def _tensors(shape: OlmoeShape) -> Iterator[list[tuple[str, tuple[int, ...]]]]:
     ]
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."
-        shard = [(f"{prefix}{norm}.weight", (shape.hidden,)) for norm in ("input_layernorm", "post_attention_layernorm")]
+        shard: list[tuple[str, tuple[int, ...]]] = [
+            (f"{prefix}{norm}.weight", (shape.hidden,)) for norm in ("input_layernorm", "post_attention_layernorm")
+        ]
         shard += [(f"{prefix}self_attn.{norm}.weight", (shape.hidden,)) for norm in ("q_norm", "k_norm")]
         shard += [(f"{prefix}self_attn.{m}_proj.weight", (shape.hidden, shape.hidden)) for m in "qkvo"]
         shard.append((f"{prefix}mlp.gate.weight", (shape.experts, shape.hidden)))

@@ -8,13 +8,16 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
 from testkit.repository import ROOT
 
 
 def commit() -> str:
     """The commit measured, with "+" if the tree differs from it; "unknown" outside git."""
     try:
-        name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+        name = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
         dirty = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -369,8 +369,8 @@ def test_what_is_no_manifest_is_refused(folders: list[Path], text: str, match: s
 
 
 def test_a_huge_manifest_is_not_read(folders: list[Path]) -> None:
-    os.truncate(folders[0] / "manifest.json", (64 << 20) + 1)
-    refused(folders, r"is 67108865 bytes, more than")
+    os.truncate(folders[0] / "manifest.json", (16 << 20) + 1)
+    refused(folders, r"is 16777217 bytes, more than")
 
 
 def _name_file(name: str) -> Change:

@@ -32,7 +32,7 @@ class EngineLife(RuleBasedStateMachine):
     def begin(self) -> None:
         self.root = Path(tempfile.mkdtemp())
         self.crashes = 0
-        self.bench = Bench(self.root, small_model())
+        self.bench = Bench(self.root, small_model(), prefill_budget_us=1)  # one page restored per step
         self.history: dict[str, list[int]] = {}
         self.pending: dict[str, tuple[Generation, list[int]]] = {}
         self.stateless: list[tuple[Generation, list[int], SamplingSpec]] = []
@@ -115,7 +115,7 @@ class EngineLife(RuleBasedStateMachine):
         durable = {session: turn[0].view().durable_offset for session, turn in self.pending.items()}
         self.bench.store.flush()
         self.crashes += 1
-        crashed = self.bench.crash(self.root / f"crash-{self.crashes}", small_model())
+        crashed = self.bench.crash(self.root / f"crash-{self.crashes}", small_model(), prefill_budget_us=1)
         self.bench.stop()
         self.stateless.clear()
         self.bench = crashed

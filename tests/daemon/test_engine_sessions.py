@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -232,6 +234,34 @@ class TestMemory:
         assert len(bench.engine._table.loaded()) <= 5 + 8
         assert bench.run([1], "session-0") == continuation([0, *continuation([0], 5), 1], 5)
         bench.stop()
+
+
+class TestGrowth:
+    def test_calls_leave_nothing_behind(self, tmp_path: Path) -> None:
+        """The memory of 300 calls, finished, cancelled and refused, beyond what is retained on purpose."""
+        bench = Bench(tmp_path, max_retained=20)
+        bench.engine.create_session("alpha")
+
+        def calls(count: int) -> None:
+            for number in range(count):
+                bench.run([number % 7, 3], max_tokens=2)
+                turn = bench.submit(range(40), max_tokens=300)
+                bench.engine.cancel(turn.name)
+                turn.result(EVER)
+                with pytest.raises(errors.ContextExceededError):
+                    bench.submit([1] * 600)
+
+        calls(50)
+        gc.collect()
+        tracemalloc.start()
+        calls(10)
+        before = tracemalloc.get_traced_memory()[0]
+        calls(100)
+        gc.collect()
+        after = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        bench.stop()
+        assert after - before < 300 * 256
 
 
 class TestTheTable:

@@ -109,7 +109,7 @@ def refusal(message: Message) -> DaemonError:
 def test_the_place_in_a_list_is_told() -> None:
     request = inference_pb2.GenerateRequest()
     request.input.chat.messages.add(role=types_pb2.Message.ROLE_USER)
-    request.input.chat.messages.add(role=7)  # type: ignore[arg-type]
+    request.input.chat.messages.add(role=7)
     error = refusal(request)
     assert isinstance(error, InvalidFieldError)
     assert error.metadata["field"] == "input.chat.messages[1].role"

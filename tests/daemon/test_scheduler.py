@@ -101,6 +101,17 @@ class TestSteps:
         assert s.plan().decode == ("a", "b")
         assert s.plan().prefills == (Pass("c", 5),)
 
+    def test_a_prompt_that_becomes_ready_does_not_push_out_one_that_is_under_way(self) -> None:
+        s = scheduler()
+        for key in ("restoring", "ready"):
+            s.enqueue(key, 256)
+        s.start_prefill("ready", 150)
+        assert s.plan().prefills == (Pass("ready", 100),)
+        s.start_prefill("restoring", 20)
+        assert s.plan().prefills == (Pass("ready", 100),)
+        s.prefilled("ready", 100)
+        assert s.plan().prefills == (Pass("ready", 50),)
+
     def test_several_cursors_where_there_are_workspaces(self) -> None:
         s = scheduler(max_prefills=2)
         for key in "abc":
@@ -147,7 +158,8 @@ class Model(RuleBasedStateMachine):
         self.pages: dict[str, int] = {}
         self.prompt: dict[str, int] = {}
         self.idle: dict[str, int] = {}
-        self.started: set[str] = set()
+        self.admitted: list[str] = []
+        self.started: list[str] = []
         self.decoding: set[str] = set()
         self.serial = 0
 
@@ -179,7 +191,15 @@ class Model(RuleBasedStateMachine):
         for key in self.s.take_admitted():
             assert key in self.order
             self.idle.pop(key[0], None)
-            self.started.add(key)
+            self.admitted.append(key)
+
+    @rule(choice=st.integers(0, 3))
+    def start(self, choice: int) -> None:
+        """KV gets ready in any order: some are restored from pages first."""
+        self.admit()
+        if self.admitted:
+            key = self.admitted.pop(choice % len(self.admitted))
+            self.started.append(key)
             self.s.start_prefill(key, self.prompt[key])
 
     @rule(share=st.integers(0, 3))
@@ -187,7 +207,7 @@ class Model(RuleBasedStateMachine):
         self.admit()
         plan = self.s.plan()
         assert set(plan.decode) == self.decoding
-        prefilling = [key for key in self.order if key in self.started - self.decoding]
+        prefilling = [key for key in self.started if key not in self.decoding]
         assert [p.key for p in plan.prefills] == prefilling[: self.limits.max_prefills]
         assert all(0 < p.positions <= self.limits.pass_tokens for p in plan.prefills)
         for done in plan.prefills[:share]:
@@ -203,7 +223,9 @@ class Model(RuleBasedStateMachine):
         keep = keep and running and key[0] != "-"
         self.s.remove(key, idle_positions=self.pages[key] * 64 if keep else 0)
         self.order.remove(key)
-        self.started.discard(key)
+        for phase in (self.admitted, self.started):
+            if key in phase:
+                phase.remove(key)
         self.decoding.discard(key)
         if keep:
             self.idle[key[0]] = self.pages[key]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from colibri.daemon.errors import ContentMismatchError, SessionNotFoundError, StoreError
+from colibri.daemon.errors import ContentMismatchError, SessionCorruptError, SessionNotFoundError, StoreError
 from colibri.daemon.store import writer as writer_module
 from colibri.daemon.store.store import SessionStore
 from colibri.daemon.store.token_log import Kind
@@ -201,7 +201,7 @@ class TestDamage:
         path = log_path(tmp_path).with_name("meta.json")
         path.write_text(text)
         store = open_store(tmp_path)
-        with pytest.raises(StoreError, match=r"session alpha cannot be read: meta\.json"):
+        with pytest.raises(SessionCorruptError, match=r"session alpha cannot be read: meta\.json"):
             store.load("alpha")
         assert path.read_text() == text
         store.close()

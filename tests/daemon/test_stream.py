@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from testkit.tiny_tokenizer import EMOJI, write_tokenizer
 VOCAB = 300
 DONE = {"state": GenerationState.SUCCEEDED, "finish_reason": FinishReason.MAX_TOKENS}
 Events = list[types_pb2.GenerateEvent]
+Act = Callable[[Generation], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +35,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     return TextModel.open(folder, vocab_rows=VOCAB)
 
 
-def follow(
-    act: Callable[[Generation], Awaitable[None]], options: ViewOptions, spec: GenerationSpec | None = None
-) -> Events:
+def follow(act: Act, options: ViewOptions, spec: GenerationSpec | None = None) -> Events:
     """The events of a view of a generation to which `act` happens."""
 
     async def run() -> Events:
@@ -69,7 +69,7 @@ def only_tokens(heartbeat: float = 5) -> ViewOptions:
     return ViewOptions(None, True, heartbeat)
 
 
-def at_once(tokens: Sequence[int]) -> Callable[[Generation], Awaitable[None]]:
+def at_once(tokens: Sequence[int]) -> Act:
     async def act(generation: Generation) -> None:
         for token in tokens:
             generation.append(token, state=GenerationState.DECODING)
@@ -78,7 +78,7 @@ def at_once(tokens: Sequence[int]) -> Callable[[Generation], Awaitable[None]]:
     return act
 
 
-def one_by_one(tokens: Sequence[int]) -> Callable[[Generation], Awaitable[None]]:
+def one_by_one(tokens: Sequence[int]) -> Act:
     async def act(generation: Generation) -> None:
         for token in tokens:
             generation.append(token, state=GenerationState.DECODING)
@@ -175,7 +175,7 @@ def test_durable_offsets_are_told(text: TextModel) -> None:
 @pytest.mark.parametrize("act", [at_once, one_by_one])
 @pytest.mark.parametrize("words", ["plain words", f"a{EMOJI}b", f"{EMOJI}{EMOJI}", "漢字 é"])
 def test_c10_text_is_whole_characters_and_complete(
-    text: TextModel, act: Callable[[Sequence[int]], Callable[[Generation], Awaitable[None]]], words: str
+    text: TextModel, act: Callable[[Sequence[int]], Act], words: str
 ) -> None:
     events = follow(act(text.encode(words)), ViewOptions(text.output(at_start=False), False, 5))
     assert text_of(events) == words

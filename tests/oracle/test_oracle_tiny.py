@@ -16,7 +16,19 @@ from colibri.core.core import Row
 from colibri.packer.export import export
 from colibri.packer.progress import Silent
 from testkit.checkpoints import TINY_FAMILIES
-from testkit.models import GREEDY, F32, Tiny, make_tiny, opened, packed, prefill, reference_logits, run, some_tokens, step_rows
+from testkit.models import (
+    F32,
+    GREEDY,
+    Tiny,
+    make_tiny,
+    opened,
+    packed,
+    prefill,
+    reference_logits,
+    run,
+    some_tokens,
+    step_rows,
+)
 
 POSITIONS = 64
 NEW_TOKENS = 32

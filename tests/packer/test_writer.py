@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -421,3 +422,18 @@ def grow_tensor(path: Path, name: str, rows: int) -> None:
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text + kept)
         file.truncate(8 + len(text) + len(kept) + row * rows)
+
+
+def test_what_readers_would_refuse_is_refused_before_the_work(tmp_path: Path) -> None:
+    folder = write_tq(tmp_path / "tq")
+    (folder / "merges.txt").touch()
+    os.truncate(folder / "merges.txt", (256 << 20) + 1)
+    with pytest.raises(CheckpointError, match=r"merges\.txt is 268435457 bytes, readers take 268435456"):
+        pack_folder(folder, [tmp_path / "out"])
+    (folder / "merges.txt").unlink()
+    with (
+        mock.patch("colibri.core.container_check.RECORD_LIMIT", 7),
+        pytest.raises(CheckpointError, match=r"cannot be packed: expert_layers\[1\]: more than 7 experts"),
+    ):
+        pack_folder(folder, [tmp_path / "out"])
+    assert not (tmp_path / "out").exists()

@@ -13,14 +13,15 @@ from smallmodel.source import find_gguf
 
 from testkit.small_model import FreshBuild, start_maker
 
-N_PARAMETERS = 301_611_472
+N_PARAMETERS = 301_555_472
 
 # What a torch implementation of the same method reached with the same calibration tokens (2048 tokens of each text
 # less the remainder, context 512, f32), on CPython 3.11 with its documentation. Ours:
 #   python tools/make_small_model.py --eval "$(python tools/make_small_model.py --print-path)"
-REFERENCE_PERPLEXITY = {"pydoc": 17.1, "licence": 20.2}
+REFERENCE_PERPLEXITY = {"pydoc": 17.090, "licence": 20.444}
 TOLERANCE = 1.10
-SHUFFLED_WORSE = 1.12
+# Measured: 1.17 on pydoc, 1.22 on the licence. The shared expert serves every token either way.
+SHUFFLED_WORSE = 1.10
 QUESTION = "What is the capital of France?"
 
 
@@ -115,7 +116,7 @@ class TestCheckpoint:
         default = Glm4MoeConfig()
         renamed = {"rope_theta", "rope_scaling", "partial_rotary_factor", "architectures", "model_type"}
         unknown = [key for key in config if key not in renamed and not hasattr(default, key)]
-        assert unknown == ["num_nextn_predict_layers"], "transformers reads all keys but that of the absent MTP layer"
+        assert unknown == ["head_dim"], "has no default in the configuration; the attention reads it where it is given"
         assert parsed.rope_parameters == {
             "rope_type": "default",
             "rope_theta": 100000.0,

@@ -2,13 +2,14 @@
  *
  * Reads can be made short, interrupted or broken, and allocations during a step are counted, because the linker puts
  * the __wrap_ functions below in front of the real ones.
- * link: tiny_model.c -Wl,--wrap=pread,--wrap=malloc,--wrap=calloc,--wrap=realloc
+ * link: tiny_model.c -Wl,--wrap=pread,--wrap=open,--wrap=malloc,--wrap=calloc,--wrap=realloc
  */
 #define _GNU_SOURCE
 #include "check.h"
 #include "pool.h"
 #include "tiny_model.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -57,6 +58,15 @@ ssize_t __wrap_pread(int fd, void *data, size_t bytes, off_t offset) {
         break;
     }
     return __real_pread(fd, data, bytes, offset);
+}
+
+/* A file system without O_DIRECT. */
+static _Atomic uint32_t no_direct;
+int __real_open(const char *path, int flags, ...);
+int __wrap_open(const char *path, int flags, ...) {
+    if (!atomic_load(&no_direct) || !(flags & O_DIRECT)) return __real_open(path, flags);
+    errno = EINVAL;
+    return -1;
 }
 
 void *__real_malloc(size_t bytes);
@@ -373,6 +383,25 @@ static void test_what_cannot_be_opened_leaves_nothing_behind(const tiny_model *t
     cl_model_close(NULL);
 }
 
+static void test_a_file_system_without_o_direct_is_read_through_the_page_cache(const tiny_model *t) {
+    cl_model_options o = t->options;
+    cl_model *m;
+    cl_error err;
+    cl_model_stats stats;
+    atomic_store(&no_direct, 1);
+    o.direct = CL_DIRECT_ON;
+    CHECK(cl_model_open(&m, &o, &err) == CL_UNSUPPORTED && m == NULL && strstr(err.text, "stripe 0"));
+    o.direct = CL_DIRECT_AUTO;
+    m = open_model(&o);
+    cl_model_get_stats(m, &stats);
+    CHECK(stats.direct_active == 0);
+    cl_seq *seq = new_seq(m);
+    CHECK(prefill(m, seq, 70, UINT64_MAX) == CL_OK);
+    cl_seq_free(seq);
+    cl_model_close(m);
+    atomic_store(&no_direct, 0);
+}
+
 typedef struct sums {
     _Atomic uint64_t total;
     _Atomic uint32_t calls;
@@ -414,6 +443,7 @@ int main(int argc, char **argv) {
         test_a_broken_drive_fails_items_and_nothing_else(&t);
         test_cancel_and_stats_come_from_any_thread(&t);
         test_what_cannot_be_opened_leaves_nothing_behind(&t);
+        test_a_file_system_without_o_direct_is_read_through_the_page_cache(&t);
         for (int i = 0; i < 3; i++) test_a_random_walk(&t, steps);
         tiny_remove(&t);
     }

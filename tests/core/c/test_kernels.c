@@ -21,7 +21,7 @@ static float *copy_of(const float *x, uint64_t n) {
     return y;
 }
 
-/* ---- matrix products ----------------------------------------------------------------------------------------------- */
+/* ---- matrix products --------------------------------------------------------------------------------------------- */
 
 /* A matrix of random codes with every bit pattern that a file may hold, and scales that are finite. */
 static cl_matrix random_matrix(const cl_format *f, uint64_t rows, uint64_t cols) {
@@ -30,8 +30,8 @@ static cl_matrix random_matrix(const cl_format *f, uint64_t rows, uint64_t cols)
     uint64_t bytes = m.tile_bytes * m.n_tiles;
     uint8_t *tiles = malloc(bytes);
     for (uint64_t i = 0; i < bytes; i++) tiles[i] = (uint8_t)test_random();
-    for (uint64_t i = 1; f->codes == CL_CODES_F32 && i * 4 <= bytes; i++) tiles[4 * i - 1] = 0x3f | (tiles[4 * i - 1] & 0x80);
-    for (uint64_t i = 1; f->codes == CL_CODES_BF16 && i * 2 <= bytes; i++) tiles[2 * i - 1] = 0x3f | (tiles[2 * i - 1] & 0x80);
+    uint64_t size = f->codes == CL_CODES_F32 ? 4 : 2; /* f32 and bf16: below 2 in magnitude */
+    for (uint64_t i = size - 1; !cl_is_grouped(f) && i < bytes; i += size) tiles[i] = 0x3f | (tiles[i] & 0x80);
     if (cl_is_grouped(f))
         for (uint64_t t = 0; t < m.n_tiles; t++)
             for (uint64_t g = 0; g < cl_groups(f, cols); g++)
@@ -93,8 +93,9 @@ static void test_matmul(void) {
     static const cl_format formats[] = {{1, 0, 0, 0, 0},  {2, 0, 0, 0, 0},  {3, 1, 1, 0, 64}, {4, 1, 1, 0, 64},
                                         {4, 1, 1, 1, 64}, {3, 1, 1, 0, 8},  {4, 1, 1, 1, 8},  {4, 1, 1, 0, 40},
                                         {3, 1, 1, 0, 512}, {4, 1, 1, 1, 512}, {4, 1, 1, 1, 32}, {3, 1, 1, 0, 24}};
-    static const uint64_t sizes[][3] = {{1, 1, 1},   {8, 64, 1},   {9, 65, 2},   {37, 130, 3}, {64, 63, 4}, {45, 200, 5},
-                                        {100, 7, 6}, {33, 513, 7}, {129, 77, 9}, {24, 12, 1},  {80, 576, 2}};
+    static const uint64_t sizes[][3] = {{1, 1, 1},    {8, 64, 1},  {9, 65, 2},   {37, 130, 3}, {64, 63, 4},
+                                        {45, 200, 5},
+                                        {100, 7, 6},  {33, 513, 7}, {129, 77, 9}, {24, 12, 1},  {80, 576, 2}};
     for (uint64_t f = 0; f < sizeof formats / sizeof *formats; f++)
         for (uint64_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
             for (int32_t activation = CL_ACTIVATION_I8; activation <= CL_ACTIVATION_I16; activation++)
@@ -130,10 +131,11 @@ static void test_extremes(void) {
             }
 }
 
-/* ---- everything else ------------------------------------------------------------------------------------------------ */
+/* ---- everything else --------------------------------------------------------------------------------------------- */
 
 static void spoil(float *x, uint64_t n, uint64_t round) {
-    static const float odd[] = {0.0f, -0.0f, 1e-40f, -3e-39f, 1e30f, 100.0f, -100.0f, 88.8f, -104.1f, 65519.9f, 65520.0f};
+    static const float odd[] = {0.0f,    -0.0f, 1e-40f,  -3e-39f,  1e30f,   100.0f,
+                                -100.0f, 88.8f, -104.1f, 65519.9f, 65520.0f};
     for (uint64_t i = 0; i < n; i++)
         if (test_random() % 8 == 0) x[i] = odd[test_random() % (sizeof odd / sizeof *odd)];
     if (round % 5 == 0) x[test_random() % n] = NAN;

@@ -119,7 +119,7 @@ static void test_attention(void) {
     free(k), free(v), free(q);
 }
 
-/* ---- router: the same choice by sorting all (value, id) pairs ------------------------------------------------------ */
+/* ---- router: the same choice by sorting all (value, id) pairs ---------------------------------------------------- */
 
 typedef struct ranked {
     double value;
@@ -132,9 +132,11 @@ static int by_rank(const void *a, const void *b) {
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-static void brute_force(const cl_layer_spec *l, const float *logits, const float *bias, uint32_t *ids, double *weights) {
+static void brute_force(const cl_layer_spec *l, const float *logits, const float *bias, uint32_t *ids,
+                        double *weights) {
     uint32_t e = l->experts, groups = l->groups > 1 ? l->groups : 1, size = e / groups;
-    ranked *all = malloc(e * sizeof *all), *best = malloc(groups * sizeof *best), *member = malloc(size * sizeof *member);
+    ranked *all = malloc(e * sizeof *all), *best = malloc(groups * sizeof *best);
+    ranked *member = malloc(size * sizeof *member);
     float *score = malloc(e * sizeof *score);
     float max = -INFINITY, sum = 0;
     for (uint32_t i = 0; i < e; i++) max = fmaxf(max, logits[i]);

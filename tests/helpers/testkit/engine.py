@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,12 +46,20 @@ class Bench:
         self.model = model or FakeModel()
         self.start()
 
-    def crash(self, copy: Path, model: FakeModel | None = None) -> Bench:
-        """Another bench on a copy of what is on the drive now, as after kill -9. Logs are copied last: a page never
-        refers to tokens that are not in the log, so the order cannot hide anything."""
+    def crash(self, copy: Path, model: FakeModel | None = None, **options: Any) -> Bench:
+        """Another bench on a copy of what is on the drive at one moment, as after kill -9; this one goes on."""
+        at_rest, copied = threading.Event(), threading.Event()
+
+        def rest() -> None:
+            at_rest.set()
+            copied.wait(EVER)
+
+        self.store._writer.submit(rest)
+        assert at_rest.wait(EVER)
         shutil.copytree(self.root, copy / "state", copy_function=shutil.copy2)
+        copied.set()
         _link_pages(copy / "state")
-        return Bench(copy, model)
+        return Bench(copy, model, **options)
 
     def spec(self, tokens: Sequence[int], session: str | None = None, **fields: Any) -> GenerationSpec:
         fields.setdefault("request_id", str(uuid.uuid4()))
@@ -72,8 +81,9 @@ def _link_pages(root: Path) -> None:
     """A copied folder has lost its hard links: make them again, as the file system of a crashed machine has them."""
     for link in root.glob("sessions/*/*/kv/*.kvp"):
         page = root / "pages" / link.name[:2] / link.name
-        link.unlink()
-        link.hardlink_to(page)
+        if page.exists():  # a page that another session found bad is not among the shared ones any more
+            link.unlink()
+            link.hardlink_to(page)
 
 
 def until(generation: Generation, count: int) -> GenerationView:

@@ -20,7 +20,7 @@ import pytest
 from testkit.repository import ROOT
 
 MAKER = ROOT / "tools" / "make_small_model.py"
-BUILD_TIMEOUT_S = 1500
+BUILD_TIMEOUT_S = 3000
 """A build takes two to three minutes on two idle cores; a busy machine needs several times that."""
 
 

@@ -1,0 +1,144 @@
+"""The command colibrid: plan, check, usage and exit codes, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from colibri.daemon import check
+from colibri.daemon.config import Config, load_config
+from testkit.models import Tiny
+from testkit.process import colibrid, write_config
+
+
+def config_of(folder: Path, tiny: Tiny, **keys: object) -> Config:
+    return load_config({}, write_config(folder, tiny, **keys), {})
+
+
+def failed(findings: list[check.Finding]) -> dict[str, str]:
+    return {finding.name: finding.detail for finding in findings if not finding.ok}
+
+
+def test_plan_prints_the_table_or_one_json_object(tmp_path: Path, tiny: Tiny) -> None:
+    config = str(write_config(tmp_path, tiny))
+    shown = colibrid("plan", "--config", config)
+    assert shown.returncode == 0, shown.stderr
+    for part in ("dense weights", "keys and values", "expert slots", "prefill pass", "left", "streamed from 2 stripes"):
+        assert part in shown.stdout
+    plan = json.loads(colibrid("plan", "--json", "--config", config, "--expert-slots", "3").stdout)
+    assert (plan["expert_slots"], plan["experts"], plan["fits"]) == (3, 16, True)
+    assert plan["planned_bytes"] == sum(row["bytes"] for row in plan["rows"])
+
+
+def test_plan_and_serve_refuse_what_does_not_fit_with_the_table_and_exit_78(tmp_path: Path, tiny: Tiny) -> None:
+    config = str(write_config(tmp_path, tiny, memory="70MiB"))
+    for command in ("plan", "serve"):
+        refused = colibrid(command, "--config", config)
+        assert refused.returncode == 78
+        assert "this does not fit even with one expert slot" in refused.stderr
+        assert "missing" in refused.stderr
+        assert "keys and values" in refused.stderr
+    as_json = colibrid("plan", "--json", "--config", config)
+    assert as_json.returncode == 78
+    assert json.loads(as_json.stdout)["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--version",), 0, "colibrid 0."),
+        ((), 2, "usage"),
+        (("serve", "--no-such-flag"), 2, "usage"),
+        (("plan", "--container", "/c"), 78, "listen is not set"),
+        (("plan", "--config", "/nonexistent/x.toml"), 78, "/nonexistent/x.toml: No such file"),
+        (("serve", "--container", "/nonexistent", "--listen", "0.0.0.0:1", "--state", "/s"), 78, "not a loopback"),
+    ],
+)
+def test_usage_and_configuration_errors(arguments: tuple[str, ...], code: int, said: str) -> None:
+    done = colibrid(*arguments)
+    assert done.returncode == code, done.stderr
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_key_is_named(tmp_path: Path, tiny: Tiny) -> None:
+    config = write_config(tmp_path, tiny, expert_slot=3)
+    done = colibrid("check", "--config", str(config))
+    assert done.returncode == 78
+    assert f"{config}: unknown key 'expert_slot'" in done.stderr
+
+
+def test_check_passes_what_serve_would_take(tmp_path: Path, tiny: Tiny) -> None:
+    config = str(write_config(tmp_path, tiny))
+    done = colibrid("check", "--json", "--config", config)
+    assert done.returncode == 0, done.stdout
+    report = json.loads(done.stdout)
+    assert report["ok"] is True
+    names = [finding["name"] for finding in report["findings"]]
+    assert names == ["container", "state", "listen", "text", "memory"]
+    assert "16 experts in 2 layers on 2 stripes" in report["findings"][0]["detail"]
+    assert not (tmp_path / "state").exists(), "check makes nothing"
+
+
+def test_check_exits_78_and_names_what_is_wrong(tmp_path: Path, tiny: Tiny) -> None:
+    done = colibrid("check", "--config", str(write_config(tmp_path, tiny, container="/nonexistent/model")))
+    assert done.returncode == 78
+    assert "FAIL container" in done.stdout
+    assert "/nonexistent: No such file or directory" in done.stdout
+
+
+def test_a_missing_stripe_is_named(tmp_path: Path, tiny: Tiny) -> None:
+    findings = failed(check.run_checks(config_of(tmp_path, tiny, stripes=[])))
+    assert list(findings) == ["container"]
+    assert "stripe" in findings["container"]
+
+
+def test_a_container_without_its_tokenizer_is_named(tmp_path: Path, tiny: Tiny) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny.folders[0], copy)
+    (copy / "tokenizer.json").unlink()
+    findings = failed(check.run_checks(config_of(tmp_path, tiny, container=str(copy))))
+    assert "tokenizer.json" in " ".join(findings.values())
+
+
+def test_folders_that_cannot_be_written_are_named(tmp_path: Path, tiny: Tiny) -> None:
+    (tmp_path / "file").write_text("")
+    keys = {"state": str(tmp_path / "file" / "state"), "listen": f"unix:{tmp_path}/file/d.sock"}
+    findings = failed(check.run_checks(config_of(tmp_path / "x", tiny, **keys)))
+    assert set(findings) == {"state", "listen"}
+    for detail in findings.values():
+        assert str(tmp_path / "file") in detail
+
+
+def test_c20_the_folder_that_may_not_be_written_is_named(tiny: Tiny) -> None:
+    """As the service's user: root, who may write everywhere, steps down for this."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "closed").mkdir(mode=0o500)
+        config = config_of(folder / "x", tiny, state=str(folder / "closed" / "s"))
+        user = os.geteuid()
+        os.seteuid(65534 if user == 0 else user)
+        try:
+            findings = failed(check.run_checks(config))
+        finally:
+            os.seteuid(user)
+        assert f"{folder}/closed: may not be entered by uid" in findings["state"]
+
+
+def test_a_file_in_the_socket_s_place_is_named(tmp_path: Path, tiny: Tiny) -> None:
+    (tmp_path / "d.sock").write_text("precious")
+    findings = failed(check.run_checks(config_of(tmp_path, tiny)))
+    assert findings == {"listen": f"{tmp_path}/d.sock exists and is not a socket"}
+    assert (tmp_path / "d.sock").read_text() == "precious"
+
+
+def test_a_budget_that_is_too_small_is_a_finding_with_the_table(tmp_path: Path, tiny: Tiny) -> None:
+    findings = failed(check.run_checks(config_of(tmp_path, tiny, memory="70MiB")))
+    assert list(findings) == ["memory"]
+    assert "keys and values" in findings["memory"]
