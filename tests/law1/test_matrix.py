@@ -46,7 +46,7 @@ WEIGHTS = {
 SIZES: dict[str, dict[str, object]] = {
     "whole-records": {},
     "cut-records": {
-        "moe_intermediate_size": 677,
+        "moe_intermediate_size": 676,
         "num_hidden_layers": 2,
         "mlp_only_layers": [0],
         "num_experts": 5,

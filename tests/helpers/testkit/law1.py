@@ -299,6 +299,4 @@ def _brought_back(store: SessionStore, course: Course, model: Model, text: Text)
 def _page_names(store: SessionStore, tokens: list[int]) -> list[PageName]:
     chain = PageChain(store.identity)
     starts = range(0, len(tokens), PAGE_POSITIONS)
-    return [
-        chain.name(tokens, index, min(PAGE_POSITIONS, len(tokens) - start)) for index, start in enumerate(starts)
-    ]
+    return [chain.name(tokens, index, min(PAGE_POSITIONS, len(tokens) - start)) for index, start in enumerate(starts)]

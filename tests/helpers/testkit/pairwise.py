@@ -23,7 +23,9 @@ def all_pairs(dimensions: Mapping[str, Sequence[Value]]) -> list[Pair]:
 
 def missing_pairs(dimensions: Mapping[str, Sequence[Value]], rows: Sequence[Mapping[str, Value]]) -> list[Pair]:
     """The pairs that no row holds."""
-    return [((a, x), (b, y)) for (a, x), (b, y) in all_pairs(dimensions) if not any(r[a] == x and r[b] == y for r in rows)]
+    return [
+        ((a, x), (b, y)) for (a, x), (b, y) in all_pairs(dimensions) if not any(r[a] == x and r[b] == y for r in rows)
+    ]
 
 
 def covering_array(dimensions: Mapping[str, Sequence[Value]]) -> list[dict[str, Value]]:
