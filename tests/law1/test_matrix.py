@@ -41,12 +41,12 @@ FAMILIES = {"whole-records": "glm4_moe", "cut-records": "qwen3_moe"}
 PRECISION = {"whole-records": "", "cut-records": "all=f32"}
 WEIGHTS = {
     "whole-records": {1: (1,), 2: (2, 1), 3: (3, 2, 1)},
-    "cut-records": {1: (1,), 2: (2, 1), 3: (7, 6, 5)},  # each piece must reach 128 KiB
+    "cut-records": {1: (1,), 2: (2, 1), 3: (12, 11, 10)},  # each piece must reach 128 KiB
 }
 SIZES: dict[str, dict[str, object]] = {
     "whole-records": {},
     "cut-records": {
-        "moe_intermediate_size": 676,
+        "moe_intermediate_size": 604,
         "num_hidden_layers": 2,
         "mlp_only_layers": [0],
         "num_experts": 5,

@@ -118,8 +118,9 @@ def check_courses(
     """
     finished: set[Course] = set()
     with _running(subject, opening, folder) as (model, store):
+        others = _companions(model, reference.text, courses)
         for course in courses:
-            walk = _Walk(model, reference, course, f"{opening}, {course}")
+            walk = _Walk(model, reference, course, others, f"{opening}, {course}")
             if course.resumed:
                 seq = walk.run(model.sequence(), reference.text.restart)
                 _keep(store, course, seq, reference, walk.where)
@@ -131,8 +132,9 @@ def check_courses(
     resumed = [course for course in courses if course.resumed]
     if resumed:
         with _running(subject, opening, folder) as (model, store):
+            others = _companions(model, reference.text, resumed)
             for course in resumed:
-                walk = _Walk(model, reference, course, f"{opening}, {course}, after the restart")
+                walk = _Walk(model, reference, course, others, f"{opening}, {course}, after the restart")
                 walk.run(_brought_back(store, course, model, reference.text), len(reference.text.tokens))
                 finished.add(course)
                 walk.close()
@@ -174,7 +176,8 @@ def _check_counters(subject: Subject, opening: Opening, stats: ModelStats) -> No
 
 
 class _Companion:
-    """Another sequence in the batch: it decodes the same text from another place on, and starts again at the end."""
+    """Another sequence in the batch, course after course: it decodes the same text from another place on, and starts
+    again at the end."""
 
     def __init__(self, model: Model, tokens: list[int], start: int) -> None:
         self._model, self._tokens = model, tokens
@@ -189,14 +192,21 @@ class _Companion:
         return Row(self.seq, self._tokens[self.seq.length], GREEDY, want_logits=True)
 
 
+def _companions(model: Model, text: Text, courses: Sequence[Course]) -> list[_Companion]:
+    """As many as the courses need."""
+    needed = max(course.company for course in courses) - 1
+    return [_Companion(model, text.tokens, start) for start in text.companions[:needed]]
+
+
 class _Walk:
     """The text's way through a model on one course; what comes out is compared step by step."""
 
-    def __init__(self, model: Model, reference: Reference, course: Course, where: str) -> None:
-        starts = reference.text.companions[: course.company - 1]
+    def __init__(
+        self, model: Model, reference: Reference, course: Course, others: Sequence[_Companion], where: str
+    ) -> None:
         self.where = where
         self._model, self._reference, self._course = model, reference, course
-        self._companions = [_Companion(model, reference.text.tokens, start) for start in starts]
+        self._companions = others[: course.company - 1]
         self._seq: CoreSequence | None = None
 
     def run(self, seq: CoreSequence, end: int) -> CoreSequence:
@@ -216,9 +226,7 @@ class _Walk:
         return seq
 
     def close(self) -> None:
-        """Close the sequences of this course: the next one needs their pages."""
-        for companion in self._companions:
-            companion.seq.close()
+        """Close the sequence: the next course needs its pages."""
         if self._seq is not None:
             self._seq.close()
 
