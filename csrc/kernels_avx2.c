@@ -34,25 +34,39 @@ INLINE __m256i load_codes(const uint8_t *at) { return _mm256_loadu_si256((const 
 
 /* ---- sums of code products of one group: sum[tile * nb + token], 8 rows each ------------------------------------- */
 
+/* sum += pairs of u8 weight codes times i8 activations, in 16 bits; one broadcast serves all tiles. */
+INLINE void add_u8_i8(const __m256i *w, const uint8_t *const *x, uint64_t at, const int nt, const int nb,
+                      __m256i *sum) {
+    UNROLL for (int i = 0; i < nb; i++) {
+        __m256i a = broadcast_word(x[i] + at);
+        UNROLL for (int t = 0; t < nt; t++)
+            sum[t * nb + i] = _mm256_add_epi16(sum[t * nb + i], _mm256_maddubs_epi16(w[t], a));
+    }
+}
+
+/* sum += pairs of i16 weight codes times i16 activations, in 32 bits */
+INLINE void add_i16(const __m256i *w, const uint8_t *const *x, uint64_t at, const int nt, const int nb, __m256i *sum) {
+    UNROLL for (int i = 0; i < nb; i++) {
+        __m256i a = broadcast_word(x[i] + at);
+        UNROLL for (int t = 0; t < nt; t++)
+            sum[t * nb + i] = _mm256_add_epi32(sum[t * nb + i], _mm256_madd_epi16(w[t], a));
+    }
+}
+
 /* 15 * 127 * 16 products of a lane stay below 2^15, so 32 columns may be summed in 16 bits. */
 INLINE void sums_int4_i8(const uint8_t *const *codes, const uint8_t *const *x, uint64_t columns, const int nt,
                          const int nb, __m256i *sum) {
     const __m256i low = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
     for (uint64_t k = 0; k < columns; k += 32) {
-        uint64_t runs = cl_min_u64(4, (columns - k + 7) / 8);
-        __m256i part[TILES_MAX * TOKENS_MAX];
+        uint64_t end = cl_min_u64(k + 32, columns);
+        __m256i part[TILES_MAX * TOKENS_MAX], w[TILES_MAX];
         UNROLL for (int i = 0; i < nt * nb; i++) part[i] = _mm256_setzero_si256();
-        _Pragma("GCC unroll 4") for (uint64_t j = 0; j < runs; j++) {
-            uint64_t at = k + 8 * j;
-            UNROLL for (int t = 0; t < nt; t++) {
-                __m256i v = load_codes(codes[t] + 4 * at);
-                __m256i a = _mm256_and_si256(v, low), b = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
-                UNROLL for (int i = 0; i < nb; i++) {
-                    __m256i p = _mm256_maddubs_epi16(a, broadcast_word(x[i] + at));
-                    __m256i q = _mm256_maddubs_epi16(b, broadcast_word(x[i] + at + 4));
-                    part[t * nb + i] = _mm256_add_epi16(part[t * nb + i], _mm256_add_epi16(p, q));
-                }
-            }
+        UNROLL_RUNS for (uint64_t at = k; at < end; at += 8) {
+            UNROLL for (int t = 0; t < nt; t++) w[t] = _mm256_and_si256(load_codes(codes[t] + 4 * at), low);
+            add_u8_i8(w, x, at, nt, nb, part);
+            UNROLL for (int t = 0; t < nt; t++)
+                w[t] = _mm256_and_si256(_mm256_srli_epi16(load_codes(codes[t] + 4 * at), 4), low);
+            add_u8_i8(w, x, at + 4, nt, nb, part);
         }
         UNROLL for (int i = 0; i < nt * nb; i++)
             sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(part[i], one));
@@ -63,15 +77,13 @@ INLINE void sums_int4_i16(const uint8_t *const *codes, const uint8_t *const *x, 
                           const int nb, __m256i *sum) {
     const __m256i low = _mm256_set1_epi16(15);
     for (uint64_t k = 0; k < columns; k += 8) {
-        UNROLL for (int t = 0; t < nt; t++) {
-            __m256i v = load_codes(codes[t] + 4 * k);
-            UNROLL for (int nibble = 0; nibble < 4; nibble++) {
-                __m256i w = _mm256_and_si256(_mm256_srli_epi16(v, 4 * nibble), low);
-                UNROLL for (int i = 0; i < nb; i++) {
-                    __m256i p = _mm256_madd_epi16(w, broadcast_word(x[i] + 2 * k + 4 * nibble));
-                    sum[t * nb + i] = _mm256_add_epi32(sum[t * nb + i], p);
-                }
+        UNROLL for (int nibble = 0; nibble < 4; nibble++) {
+            __m256i w[TILES_MAX];
+            UNROLL for (int t = 0; t < nt; t++) {
+                w[t] = _mm256_srli_epi16(load_codes(codes[t] + 4 * k), 4 * nibble);
+                if (nibble < 3) w[t] = _mm256_and_si256(w[t], low);
             }
+            add_i16(w, x, 2 * k + 4 * (uint64_t)nibble, nt, nb, sum);
         }
     }
 }
@@ -81,10 +93,12 @@ INLINE void sums_int8_i8(const uint8_t *const *codes, const uint8_t *const *x, u
                          const int nb, __m256i *sum) {
     const __m256i one = _mm256_set1_epi16(1);
     for (uint64_t k = 0; k < columns; k += 4) {
-        UNROLL for (int t = 0; t < nt; t++) {
-            __m256i v = load_codes(codes[t] + 8 * k), size = _mm256_abs_epi8(v);
-            UNROLL for (int i = 0; i < nb; i++) {
-                __m256i p = _mm256_maddubs_epi16(size, _mm256_sign_epi8(broadcast_word(x[i] + k), v));
+        __m256i v[TILES_MAX];
+        UNROLL for (int t = 0; t < nt; t++) v[t] = load_codes(codes[t] + 8 * k);
+        UNROLL for (int i = 0; i < nb; i++) {
+            __m256i a = broadcast_word(x[i] + k);
+            UNROLL for (int t = 0; t < nt; t++) {
+                __m256i p = _mm256_maddubs_epi16(_mm256_abs_epi8(v[t]), _mm256_sign_epi8(a, v[t]));
                 sum[t * nb + i] = _mm256_add_epi32(sum[t * nb + i], _mm256_madd_epi16(p, one));
             }
         }
@@ -95,15 +109,12 @@ INLINE void sums_int8_i16(const uint8_t *const *codes, const uint8_t *const *x, 
                           const int nb, __m256i *sum) {
     for (uint64_t k = 0; k < columns; k += 4) {
         uint64_t at = k / 8 * 16 + (k & 4); /* the run's first even pair of this half; its odd pair is 8 bytes on */
-        UNROLL for (int t = 0; t < nt; t++) {
-            __m256i v = load_codes(codes[t] + 8 * k);
-            __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), odd = _mm256_srai_epi16(v, 8);
-            UNROLL for (int i = 0; i < nb; i++) {
-                __m256i p = _mm256_madd_epi16(even, broadcast_word(x[i] + at));
-                __m256i q = _mm256_madd_epi16(odd, broadcast_word(x[i] + at + 8));
-                sum[t * nb + i] = _mm256_add_epi32(sum[t * nb + i], _mm256_add_epi32(p, q));
-            }
-        }
+        __m256i w[TILES_MAX];
+        UNROLL for (int t = 0; t < nt; t++)
+            w[t] = _mm256_srai_epi16(_mm256_slli_epi16(load_codes(codes[t] + 8 * k), 8), 8);
+        add_i16(w, x, at, nt, nb, sum);
+        UNROLL for (int t = 0; t < nt; t++) w[t] = _mm256_srai_epi16(load_codes(codes[t] + 8 * k), 8);
+        add_i16(w, x, at + 8, nt, nb, sum);
     }
 }
 

@@ -11,10 +11,12 @@
 #define INLINE AVX2 static inline __attribute__((always_inline))
 /* For loops whose bounds are constants after inlining; their arrays then live in registers. Instrumented builds keep
  * the loops: the checks of unrolled code would take minutes to compile. */
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define UNROLL
+#define UNROLL_RUNS
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_RUNS _Pragma("GCC unroll 4")
 #endif
 
 INLINE __m256 load_f32(const void *at) { return _mm256_loadu_ps((const float *)at); }

@@ -213,37 +213,64 @@ int cl_dequantize_rows(const cl_format *f, const uint8_t *codes, const uint8_t *
 
 /* ---- rows to tiles ----------------------------------------------------------------------------------------------- */
 
-/* Interleaves values of `size` bytes; rows beyond `count` are zero. */
-static void tile_plain(const uint8_t *rows, uint64_t row_bytes, uint64_t count, uint64_t cols, uint64_t size,
-                       uint8_t *tile) {
-    for (uint64_t k = 0; k < cols; k++)
-        for (uint64_t lane = 0; lane < 8; lane++, tile += size) {
-            if (lane < count)
-                memcpy(tile, rows + lane * row_bytes + k * size, size);
-            else
-                memset(tile, 0, size);
-        }
+/* Interleaves rows of 4-byte or 2-byte values; rows beyond `count` are zero. */
+static void tile_f32(const uint8_t *rows, uint64_t count, uint64_t cols, uint8_t *tile) {
+    memset(tile, 0, cols * 32);
+    for (uint64_t lane = 0; lane < count; lane++, rows += 4 * cols)
+        for (uint64_t k = 0; k < cols; k++) memcpy(tile + k * 32 + lane * 4, rows + k * 4, 4);
 }
 
-/* One tile of `count` rows, group by group. Rows that do not exist are all zero: scale, minimum and value. */
-static void tile_grouped(const cl_format *f, const uint8_t *codes, const uint8_t *scales, const uint8_t *mins,
-                         uint64_t count, uint64_t cols, uint8_t *tile) {
-    int8_t panel[CL_GROUP_MAX * 8];
-    uint64_t groups = cl_groups(f, cols);
-    int8_t zero = f->codes == CL_CODES_INT4 && !f->asymmetric ? 8 : 0;
-    for (uint64_t g = 0; g < groups; g++) {
-        uint16_t d[8] = {0}, m[8] = {0};
-        uint64_t columns = cl_group_columns(f, cols, g);
-        for (uint64_t lane = 0; lane < 8; lane++) {
-            for (uint64_t k = 0; k < columns; k++)
-                panel[k * 8 + lane] =
-                    lane < count ? (int8_t)row_code(f, codes + lane * row_code_bytes(f, cols), g * f->group_size + k)
-                                 : zero;
-            if (lane >= count) continue;
-            d[lane] = read_u16(scales + 2 * (lane * groups + g));
-            if (f->asymmetric) m[lane] = read_u16(mins + 2 * (lane * groups + g));
+static void tile_bf16(const uint8_t *rows, uint64_t count, uint64_t cols, uint8_t *tile) {
+    memset(tile, 0, cols * 16);
+    for (uint64_t lane = 0; lane < count; lane++, rows += 2 * cols)
+        for (uint64_t k = 0; k < cols; k++) memcpy(tile + k * 16 + lane * 2, rows + k * 2, 2);
+}
+
+/* The 4 bytes of a lane for columns k.. of a row, of which `left` remain in the group (a run is 4 or 8 columns). */
+static uint32_t lane_word(const cl_format *f, const uint8_t *row, uint64_t k, uint64_t left) {
+    uint32_t word = 0;
+    if (f->codes == CL_CODES_INT8) {
+        if (left >= 4)
+            memcpy(&word, row + k, 4);
+        else
+            memcpy(&word, row + k, left);
+        return word;
+    }
+    if (left >= 8) { /* nibbles 0 1 2 3 4 5 6 7 become 0 4 1 5 2 6 3 7 */
+        memcpy(&word, row + k / 2, 4);
+        uint32_t low = word & 0xffffu, high = word >> 16;
+        low = (low & 0xffu) | (low & 0xff00u) << 8;
+        high = (high & 0xffu) | (high & 0xff00u) << 8;
+        low = (low & 0x000f000fu) | (low & 0x00f000f0u) << 4;
+        high = (high & 0x000f000fu) | (high & 0x00f000f0u) << 4;
+        return low | high << 4;
+    }
+    uint32_t nothing = f->asymmetric ? 0 : 8;
+    for (uint64_t i = 0; i < 8; i++)
+        word |= (i < left ? (uint32_t)row_code(f, row, k + i) : nothing) << (i % 4 * 8 + i / 4 * 4);
+    return word;
+}
+
+/* One group of one tile: scales and minima [rows, groups] at the group's first row. */
+static void tile_group(const cl_format *f, const uint8_t *codes, const uint8_t *scales, const uint8_t *mins,
+                       uint64_t count, uint64_t cols, uint64_t g, uint8_t *group) {
+    uint64_t first = g * f->group_size, columns = cl_group_columns(f, cols, g);
+    uint64_t run = f->codes == CL_CODES_INT8 ? 4 : 8, bytes = cl_group_header(f);
+    uint32_t zero = f->codes == CL_CODES_INT4 && !f->asymmetric ? 0x88888888u : 0; /* rows that do not exist */
+    memset(group, 0, bytes);
+    for (uint64_t lane = 0; lane < CL_TILE_ROWS; lane++) {
+        uint8_t *out = group + bytes + lane * 4;
+        if (lane >= count) {
+            for (uint64_t k = 0; k < columns; k += run, out += 32) memcpy(out, &zero, 4);
+            continue;
         }
-        cl_tile_group_write(f, columns, panel, d, m, tile + cl_tile_group_offset(f, g));
+        const uint8_t *row = codes + lane * row_code_bytes(f, cols);
+        memcpy(group + lane * 2, scales + 2 * (lane * cl_groups(f, cols) + g), 2);
+        if (f->asymmetric) memcpy(group + 16 + lane * 2, mins + 2 * (lane * cl_groups(f, cols) + g), 2);
+        for (uint64_t k = 0; k < columns; k += run, out += 32) {
+            uint32_t word = lane_word(f, row, first + k, columns - k);
+            memcpy(out, &word, 4);
+        }
     }
 }
 
@@ -259,13 +286,14 @@ int cl_tile_rows(const cl_format *f, const uint8_t *codes, const uint8_t *scales
                        (unsigned long long)(one * n_tiles));
     for (uint64_t t = 0; t < n_tiles; t++) {
         uint64_t first = t * CL_TILE_ROWS, count = cl_min_u64(CL_TILE_ROWS, rows - first);
-        if (!cl_is_grouped(f)) {
-            tile_plain(codes + first * row_bytes, row_bytes, count, cols, row_bytes / cols, tiles + t * one);
-        } else {
-            uint64_t at = 2 * first * cl_groups(f, cols);
-            tile_grouped(f, codes + first * row_bytes, scales + at, f->asymmetric ? mins + at : NULL, count, cols,
-                         tiles + t * one);
-        }
+        const uint8_t *source = codes + first * row_bytes;
+        if (f->codes == CL_CODES_F32) tile_f32(source, count, cols, tiles + t * one);
+        if (f->codes == CL_CODES_BF16) tile_bf16(source, count, cols, tiles + t * one);
+        if (!cl_is_grouped(f)) continue;
+        uint64_t groups = cl_groups(f, cols), at = 2 * first * groups;
+        for (uint64_t g = 0; g < groups; g++)
+            tile_group(f, source, scales + at, f->asymmetric ? mins + at : NULL, count, cols, g,
+                       tiles + t * one + cl_tile_group_offset(f, g));
     }
     return cl_ok(err);
 }

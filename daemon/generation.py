@@ -15,9 +15,20 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from colibri.daemon.errors import DaemonError
+
+Record = TypeVar("Record")
+
+
+def evolve(record: Record, **changes: Any) -> Record:
+    """`dataclasses.replace` for plain frozen records, several times as fast: it runs for every token."""
+    assert changes.keys() <= record.__dict__.keys(), f"{type(record).__name__} has no {changes.keys()}"
+    changed = object.__new__(type(record))
+    changed.__dict__.update(record.__dict__)
+    changed.__dict__.update(changes)
+    return changed
 
 
 class GenerationState(enum.IntEnum):
@@ -245,7 +256,7 @@ class Generation:
     def _publish(self, changes: dict[str, Any]) -> None:
         if self._view.state.finished and set(changes) - {"durable_offset", "expire_time"}:
             raise RuntimeError(f"{self.name} is finished; it cannot change {sorted(changes)}")
-        self._view = replace(
+        self._view = evolve(
             self._view,
             next_offset=len(self._tokens),
             update_time=time.time(),

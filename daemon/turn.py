@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from colibri.daemon.errors import DaemonError, SessionCorruptError, error_of_reason
@@ -19,6 +19,7 @@ from colibri.daemon.generation import (
     GenerationState,
     SamplingSpec,
     Usage,
+    evolve,
 )
 from colibri.daemon.model_port import Counts, PrefillPort, SequencePort
 from colibri.daemon.sessions import Session
@@ -65,7 +66,7 @@ class Turn:
 
     def count(self, counts: Counts) -> None:
         usage = self.usage
-        self.usage = replace(
+        self.usage = evolve(
             usage,
             expert_hits=usage.expert_hits + counts.hits,
             expert_loads=usage.expert_loads + counts.loads,
@@ -74,12 +75,12 @@ class Turn:
 
     def admitted(self) -> None:
         self.admitted_ns = time.monotonic_ns()
-        self.usage = replace(self.usage, prompt_tokens=len(self.prompt), queue_ns=self.admitted_ns - self.created_ns)
+        self.usage = evolve(self.usage, prompt_tokens=len(self.prompt), queue_ns=self.admitted_ns - self.created_ns)
 
     def ready(self, cached: int) -> None:
         """The KV of the first `cached` positions is there; the rest is to be computed."""
         self.kv_before = cached
-        self.usage = replace(self.usage, cached_prompt_tokens=cached)
+        self.usage = evolve(self.usage, cached_prompt_tokens=cached)
 
     def token(self) -> None:
         """One more was sampled; updates the times."""
@@ -87,14 +88,14 @@ class Turn:
         self.produced += 1
         if self.produced == 1:
             self.first_token_ns = now
-            self.usage = replace(
+            self.usage = evolve(
                 self.usage,
                 completion_tokens=1,
                 prefill_ns=now - self.admitted_ns,
                 time_to_first_token_ns=now - self.created_ns,
             )
         else:
-            self.usage = replace(self.usage, completion_tokens=self.produced, decode_ns=now - self.first_token_ns)
+            self.usage = evolve(self.usage, completion_tokens=self.produced, decode_ns=now - self.first_token_ns)
 
     @property
     def re_prefilled(self) -> bool:

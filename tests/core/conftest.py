@@ -1,6 +1,7 @@
 """Tiny packed models that the tests of the core share; each is made once per run."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -31,5 +32,6 @@ def tiny_int4(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 @pytest.fixture(scope="session")
 def tiny_split(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """A tiny qwen3_moe whose records are large enough to be cut in two, over two stripes."""
-    sizes = {"hidden_size": 236, "moe_intermediate_size": 108, "num_hidden_layers": 2, "mlp_only_layers": []}
-    return make_tiny("qwen3_moe", tmp_path_factory.mktemp("split"), weights=(1, 1), **sizes)
+    folder = tmp_path_factory.mktemp("split")
+    sizes: dict[str, Any] = {"hidden_size": 236, "moe_intermediate_size": 108, "num_hidden_layers": 2}
+    return make_tiny("qwen3_moe", folder, weights=(1, 1), mlp_only_layers=[], **sizes)

@@ -41,7 +41,7 @@ def tiled(form: Format, rows: int, cols: int, seed: int = 0) -> bytes:
 
 def product(isa: str, form: Format, activation: Activation, w: F32, x: F32) -> F32:
     tiles, _ = tensors.quantize_tiles(form, w, "f32", *w.shape)
-    return tensors.matmul(isa, form, tiles, *w.shape, activation, x)
+    return tensors.matmul(isa, form, tiles, w.shape[0], w.shape[1], activation, x)
 
 
 def inputs(n: int, cols: int, seed: int = 1) -> F32:

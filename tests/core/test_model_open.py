@@ -77,7 +77,7 @@ CHANGES: dict[str, Change] = {
     ),
     "tensor head is not part of the spec": lambda m: set_fields(m.spec, tied_embeddings=True),
     "tensor q: layer 3 is not in -1..2": lambda m: set_fields(tensor(m, "layers.2.q"), layer=3),
-    "layer 0: tensor role 5 is not known": lambda m: m.dense.add(role=5, layer=0),  # type: ignore[arg-type]
+    "layer 0: tensor role 5 is not known": lambda m: m.dense.add(role=5, layer=0),
     r"tensor layers.1.o is \[61, 72\], the spec wants \[60, 72\]": lambda m: set_fields(
         tensor(m, "layers.1.o"), rows=61
     ),

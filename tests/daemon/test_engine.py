@@ -171,7 +171,11 @@ class TestSeveralAtOnce:
 
     def test_a_full_queue_is_refused_at_once_and_positions_are_shown(self, tmp_path: Path) -> None:
         gate = threading.Event()
-        bench = Bench(tmp_path, FakeModel(max_rows=1, before_step=lambda: gate.wait(EVER) and None), max_queue=2)
+
+        def wait() -> None:
+            gate.wait(EVER)
+
+        bench = Bench(tmp_path, FakeModel(max_rows=1, before_step=wait), max_queue=2)
         running = bench.submit(PROMPT)
         waiting = [bench.submit(PROMPT), bench.submit(PROMPT)]
         assert [g.view().queue_position for g in (running, *waiting)] == [0, 1, 2]

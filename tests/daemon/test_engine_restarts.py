@@ -54,9 +54,9 @@ class TestRestarts:
             assert not view.re_prefilled
             assert bench.model.prefilled == len(given) + min(1, before)
         bench.restart()
-        view = bench.engine.session("alpha")
-        assert (view.position, view.kv_position) == (len(history), len(history) - 1)
-        assert view.state is SessionState.STORED
+        session = bench.engine.session("alpha")
+        assert (session.position, session.kv_position) == (len(history), len(history) - 1)
+        assert session.state is SessionState.STORED
 
     def test_a_stop_in_mid_answer_pauses_and_keeps(self, bench: Bench) -> None:
         bench.model.item_seconds = 0.005

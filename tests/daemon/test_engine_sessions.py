@@ -6,7 +6,7 @@ import errno
 import gc
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +122,9 @@ class TestATurnIsAtomic:
         bench.run(PROMPT, "alpha")
         answer(history, PROMPT)
         before = bench.engine.session("alpha")
-        for fields in ({"tokens": [1] * 600}, {"tokens": [5000]}, {"tokens": [1], "max_tokens": 0}, {"tokens": []}):
+        for tokens, max_tokens in (([1] * 600, 5), ([5000], 5), ([1], 0), ([], 5)):
             with pytest.raises(errors.DaemonError):
-                bench.submit(session="alpha", **fields)  # type: ignore[arg-type]
+                bench.submit(tokens, "alpha", max_tokens=max_tokens)
             assert bench.engine.session("alpha") == before
         assert usage_of(bench, [4]) == (96, 94, False)
         answer(history, [4])
@@ -187,11 +187,12 @@ class TestATurnIsAtomic:
 
     def test_a_failed_row_keeps_what_was_produced(self, tmp_path: Path) -> None:
         def item(kind: str, _: object) -> None:
-            if kind == "row" and bench.model.decoded == 3:
-                bench.model.before_item = lambda *_: None
+            if kind == "row" and model.decoded == 3:
+                model.before_item = lambda *_: None
                 raise CorruptError("expert 9")
 
-        bench = Bench(tmp_path, FakeModel(before_item=item))
+        model = FakeModel(before_item=item)
+        bench = Bench(tmp_path, model)
         bench.engine.create_session("alpha")
         history: list[int] = []
         turn = bench.submit(PROMPT, "alpha", max_tokens=50)
@@ -290,9 +291,10 @@ class TestTheTable:
         assert bench.engine.sessions() == []
         assert bench.model.open_sequences == []
         assert list(bench.root.glob("pages/*/*")) == []
-        for call in (bench.engine.session, bench.engine.session_tokens, bench.engine.delete_session):
+        calls: list[Callable[[str], object]] = [bench.engine.session, bench.engine.session_tokens]
+        for call in [*calls, bench.engine.delete_session]:
             with pytest.raises(errors.SessionNotFoundError):
-                call("alpha")  # type: ignore[operator]
+                call("alpha")
         bench.engine.create_session("alpha")
         assert usage_of(bench, PROMPT) == (90, 0, False)
 

@@ -176,6 +176,7 @@ def test_text_goes_into_a_session_as_it_is_with_bos_only_at_its_beginning(tmp_pa
         async with daemon(tmp_path) as running:
             name = await running.session()
             bos = running.text.tokenizer.bos_id
+            assert bos is not None
             asked = request(text="ab", session=name)
             asked.input.add_bos = True
             one = [event async for event in running.inference.Generate(asked)]

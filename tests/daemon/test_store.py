@@ -165,10 +165,11 @@ class TestDamage:
             mark = appender.stored.meta.corrupt
             assert tokens == [1, 2, 3, 10]
             assert mark is not None
+            kept = mark.quarantined
             assert (mark.position, "a valid one follows" in mark.reason) == (4, True)
             assert (tmp_path / "quarantine" / mark.quarantined).read_bytes() == data
             store.close()
-        reason = json.loads((tmp_path / "quarantine" / (mark.quarantined + ".reason.json")).read_text())
+        reason = json.loads((tmp_path / "quarantine" / f"{kept}.reason.json").read_text())
         assert reason["file"] == str(path)
         store, _, appender = reopened(tmp_path)
         store.acknowledge(appender.stored)
@@ -258,7 +259,7 @@ class TestFullAndFailingDrives:
             raise OSError(errno.EIO, "Input/output error")
 
         with monkeypatch.context() as patched:
-            patched.setattr(writer_module.os, call, fails)
+            patched.setattr(os, call, fails)
             result = appender.add(start(), Entry(Kind.INPUT, (3,)), Entry(Kind.SAMPLED, (4,)))
         assert not result.durable
         assert "Input/output error" in result.error

@@ -14,14 +14,15 @@ newest_header=$(ls -t csrc/*.h | head -n 1)
 
 # build_core KIND SANITIZERS
 build_core() {
-    local kind=$1 file object
+    local kind=$1 file object stale=()
     mkdir -p "build/test-c/$kind"
     for file in csrc/*.c; do
         object=build/test-c/$kind/$(basename "$file" .c).o
-        if [ ! -e "$object" ] || [ "$file" -nt "$object" ] || [ "$newest_header" -nt "$object" ]; then
-            "$compiler" "${flags[@]}" "-fsanitize=$2" -c "$file" -o "$object"
-        fi
+        [[ $object -nt $file && $object -nt $newest_header ]] || stale+=("$(basename "$file" .c)")
     done
+    [ ${#stale[@]} -eq 0 ] && return
+    printf '%s\n' "${stale[@]}" | xargs -P "$(nproc)" -I NAME \
+        "$compiler" "${flags[@]}" "-fsanitize=$2" -c csrc/NAME.c -o "build/test-c/$kind/NAME.o"
 }
 
 # run_test KIND SANITIZERS FILE [ARGUMENTS]

@@ -1,5 +1,5 @@
 /* test_ops.c - accuracy of exp, log, sin, cos against the C library in double; rope, attention merge and the router
- * against their definitions written out in another way. Built with sanitizers by tests/core/test_c.py. */
+ * against their definitions written out in another way. Built with sanitizers by run.sh. */
 #include "check.h"
 #include "kernels.h"
 #include "numbers.h"

@@ -5,12 +5,18 @@ kv_position` after each change. After STOP_AFTER tokens the model waits; once ev
 follows.
 """
 
+import os
 import sys
 import threading
 from pathlib import Path
 
 from testkit.engine import Bench
 from testkit.fake_model import FakeModel
+
+
+def say(line: str) -> None:
+    """One write: two threads speak here, and lines must stay whole."""
+    os.write(1, f"{line}\n".encode())
 
 
 def main() -> None:
@@ -20,18 +26,18 @@ def main() -> None:
     def wait_at_the_end() -> None:
         if model.decoded >= stop_after:
             bench.store.flush()
-            print("still", flush=True)
+            say("still")
             threading.Event().wait()
 
     model.before_step = wait_at_the_end
     bench = Bench(Path(sys.argv[1]), model)
     bench.engine.create_session("alpha")
     turn = bench.submit(range(100), "alpha", max_tokens=400)
-    print(turn.name, flush=True)
+    say(turn.name)
     view = turn.view()
     while True:
         view = turn.wait_sync(view.version, 30)
-        print(view.durable_offset, bench.engine.session("alpha").kv_position, flush=True)
+        say(f"{view.durable_offset} {bench.engine.session('alpha').kv_position}")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,8 @@ def reference_logits(tiny: Tiny, tokens: Sequence[int]) -> F32:
     """The logits [n, vocab] of transformers in f32."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tiny.checkpoint, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny.checkpoint, dtype=torch.float32)
+    model.eval()
     with torch.no_grad():
         logits: F32 = model(torch.tensor([list(tokens)])).logits[0].numpy()
     return logits

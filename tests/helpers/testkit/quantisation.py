@@ -108,7 +108,8 @@ def _symmetric(w: F32, unit: F32, starts: list[np.float32], refinements: int, lo
 def _peak(w: F32) -> F32:
     """The weight of largest magnitude of each row, the first of equals, with its sign."""
     at = np.abs(w).argmax(axis=1)
-    return w[np.arange(len(w)), at]
+    peak: F32 = w[np.arange(len(w)), at]
+    return peak
 
 
 def int4_symmetric(w: F32) -> Group:
