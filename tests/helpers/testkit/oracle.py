@@ -28,11 +28,13 @@ def logits_by(model: Any, tokens: Sequence[int]) -> F32:
 
 def greedy_by(model: Any, prompt: Sequence[int], count: int, eos: Collection[int] = ()) -> list[int]:
     """What a transformers model continues `prompt` with: `count` ids, or fewer with one of `eos` as the last."""
-    tokens = list(prompt)
+    tokens, given, cache = list(prompt), list(prompt), None
     with torch.inference_mode():
         while len(tokens) < len(prompt) + count:
-            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
-            if tokens[-1] in eos:
+            output = model(torch.tensor([given]), cache=cache, use_cache=True)
+            given, cache = [int(output.logits[0, -1].argmax())], output.past_key_values
+            tokens += given
+            if given[0] in eos:
                 break
     return tokens[len(prompt) :]
 
@@ -61,3 +63,8 @@ def check_argmax(logits: F32, expected: F32) -> None:
     clear = top[:, -1] - top[:, -2] > np.abs(logits - expected).max(axis=1)
     assert (logits.argmax(axis=1) == expected.argmax(axis=1))[clear].all()
     assert clear.mean() >= CLEAR_SHARE
+
+
+def within(errors: F32, limit: float) -> float:
+    """The share of positions whose error is within `limit`."""
+    return float((errors <= limit).mean())
