@@ -1,7 +1,8 @@
 """colibri: the Python client library and command line. Speaks the protocol of colibri.v1, depends on nothing else here.
 
 async with Client() as client:
-    async for event in client.chat("What is the capital of France?", session="paris"):
+    session = await client.sessions.create()
+    async for event in client.chat("What is the capital of France?", session=session.name):
         if isinstance(event, Delta):
             print(event.text, end="", flush=True)
 """

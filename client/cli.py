@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,9 +38,13 @@ from colibri.client.options import Sampling, Stop, message
 from colibri.client.plain import plain
 
 _ADDRESS_HELP = (
-    "unix:<path>, a socket's path or <host>:<port>; default: COLIBRI_ADDR, else the only socket under /run/colibri/*/"
+    "unix:<path>, a socket's path or <host>:<port> (default: COLIBRI_ADDR, else the only socket under /run/colibri/*/)"
 )
 _SESSION_HELP = "the session to go on with; created if missing (default: a new one; with --message: none)"
+_EXIT_CODES = (
+    "exit codes: 0 done; 1 the daemon refused or failed; 2 wrong usage; 69 no daemon there, or it went away; "
+    "75 try again later; 78 configuration; 130 ended with Ctrl-C."
+)
 _BOS_HELP = "put the beginning-of-sequence token in front (default: as the model's files say)"
 
 EX_OK, EX_FAILED, EX_USAGE, EX_UNAVAILABLE, EX_TEMPFAIL, EX_CONFIG, EX_INTERRUPTED = 0, 1, 2, 69, 75, 78, 130
@@ -72,11 +77,12 @@ def exit_code(error: ColibriError) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
-    root = argparse.ArgumentParser(prog="colibri", description="Talks to a colibrid daemon.")
+    root = argparse.ArgumentParser(prog="colibri", description="Talks to a colibrid daemon.", epilog=_EXIT_CODES)
+    root.add_argument("--version", action="version", version=f"colibri {version('colibri')}")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--addr", help=_ADDRESS_HELP)
+    common.add_argument("--addr", metavar="ADDRESS", help=_ADDRESS_HELP)
     printing = argparse.ArgumentParser(add_help=False)
-    printing.add_argument("--json", action="store_true", help="print one JSON document")
+    printing.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _chat_parser(commands, [common, printing, _sampling_parser()])
     _generate_parser(commands, [common, printing, _sampling_parser()])
@@ -98,16 +104,18 @@ def parser() -> argparse.ArgumentParser:
 
 def _chat_parser(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
     chat = commands.add_parser("chat", parents=parents, help="chat in a session that the daemon keeps")
-    chat.add_argument("--session", default="", help=_SESSION_HELP)
-    chat.add_argument("--message", metavar="TEXT", help="ask this one question and exit")
-    chat.add_argument("--system", default="", metavar="TEXT", help="system message of a new chat")
+    chat.add_argument("--session", metavar="NAME", default="", help=_SESSION_HELP)
+    chat.add_argument(
+        "--message", metavar="TEXT", help="ask this one question and exit (default: a chat, line by line)"
+    )
+    chat.add_argument("--system", default="", metavar="TEXT", help="system message of a new chat (default: none)")
     chat.set_defaults(run=_chat_once)
 
 
 def _generate_parser(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
     generate = commands.add_parser("generate", parents=parents, help="continue a raw prompt, without a session")
     source = generate.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT")
+    source.add_argument("--prompt", metavar="TEXT", help="the prompt")
     source.add_argument("--file", metavar="PATH", help="read the prompt from a file; - is standard input")
     generate.add_argument("--add-bos", action=argparse.BooleanOptionalAction, help=_BOS_HELP)
     generate.set_defaults(run=_generate)
@@ -116,11 +124,13 @@ def _generate_parser(commands: Any, parents: list[argparse.ArgumentParser]) -> N
 def _sampling_parser() -> argparse.ArgumentParser:
     sampling = argparse.ArgumentParser(add_help=False)
     group = sampling.add_argument_group("sampling (default: as the model's files say)")
-    group.add_argument("--temperature", type=float, help="0 is greedy")
-    group.add_argument("--top-k", type=int, help="0 is off")
-    group.add_argument("--top-p", type=float)
-    group.add_argument("--seed", type=int, help="same seed, same answer")
-    group.add_argument("--max-tokens", type=int)
+    group.add_argument("--temperature", metavar="T", type=float, help="0 is greedy")
+    group.add_argument("--top-k", metavar="K", type=int, help="draw from the K likeliest tokens; 0 is off")
+    group.add_argument("--top-p", metavar="P", type=float, help="draw from the likeliest that reach P; 1 is off")
+    group.add_argument("--seed", metavar="N", type=int, help="same seed, same answer (default: drawn)")
+    group.add_argument(
+        "--max-tokens", metavar="N", type=int, help="end the answer there (default: what the context holds)"
+    )
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer before this text")
     return sampling
 

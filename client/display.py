@@ -92,8 +92,11 @@ def progress_line(event: Progress) -> str:
 def session_table(sessions: list[types_pb2.Session]) -> Table:
     """One row per session."""
     table = Table(box=None, pad_edge=False)
-    for heading, justify in (("session", "left"), ("state", "left"), ("position", "right"), ("disk", "right")):
-        table.add_column(heading, justify="right" if justify == "right" else "left")
+    longest = max((len(session.name.removeprefix("sessions/")) for session in sessions), default=0)
+    table.add_column("session", min_width=longest)  # a name that is cut cannot be typed
+    table.add_column("state")
+    table.add_column("position", justify="right")
+    table.add_column("disk", justify="right")
     table.add_column("last used")
     for session in sessions:
         used = session.last_used_time.ToDatetime() if session.HasField("last_used_time") else None

@@ -32,10 +32,17 @@ from colibri.daemon.server import Server
 
 log = logging.getLogger("colibri.daemon")
 
+_EXIT_CODES = """\
+exit codes: 0 done; 1 the engine failed while running; 2 wrong usage; 75 try again later (socket or state folder in use,
+a drive or memory not there now); 78 the configuration or the container is at fault.
+"""
+
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="colibrid", description="Serves one packed Mixture-of-Experts model over gRPC and keeps sessions."
+        prog="colibrid",
+        description="Serves one packed Mixture-of-Experts model over gRPC and keeps sessions.",
+        epilog=_EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"colibrid {metadata.version('colibri')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -45,10 +52,10 @@ def make_parser() -> argparse.ArgumentParser:
         "check": "say whether the daemon could start, and what stands in its way",
     }
     for name, text in texts.items():
-        command = commands.add_parser(name, help=text, description=text)
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=_EXIT_CODES)
         add_flags(command)
         if name != "serve":
-            command.add_argument("--json", action="store_true", help="print one JSON object")
+            command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
 

@@ -130,6 +130,9 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+_UNIT = "needed, unless systemd gives "
+
+
 def _about(parse: Parser, text: str) -> dict[str, Any]:
     return {"parse": parse, "help": text}
 
@@ -142,11 +145,15 @@ def _key(parse: Parser, text: str, default: Any) -> Any:
 class Config:
     """Every key of the configuration. `memory` None: as much as the machine and the cgroup leave."""
 
-    container: Path = field(metadata=_about(_path, "folder with the container's manifest.json"))
-    listen: Address = field(metadata=_about(parse_address, "unix:PATH, or HOST:PORT on a loopback address"))
-    state: Path = field(metadata=_about(_path, "folder for sessions"))
+    container: Path = field(metadata=_about(_path, "folder with the container's manifest.json (needed)"))
+    listen: Address = field(
+        metadata=_about(parse_address, f"unix:PATH, or HOST:PORT on a loopback address ({_UNIT}RUNTIME_DIRECTORY)")
+    )
+    state: Path = field(metadata=_about(_path, f"folder for sessions ({_UNIT}STATE_DIRECTORY)"))
     stripes: tuple[Path, ...] = _key(_paths, "folders of the container's further stripes, in any order", ())
-    memory: int | None = _key(_memory, "memory for all of the daemon, such as 24GiB; auto: what is available", None)
+    memory: int | None = _key(
+        _memory, "memory for all of the daemon, such as 24GiB; auto: most of what is available (default: auto)", None
+    )
     expert_slots: int = _key(_integer(0, 2**32 - 1), "experts kept in memory; 0: as many as fit", 0)
     ring_slots: int = _key(_integer(2, 1024), "read buffers beside the expert slots, for prefill", 4)
     kv_dtype: str = _key(_choice("f16", "f32"), "number format of keys and values: f16, f32", "f16")
@@ -157,7 +164,7 @@ class Config:
     pass_tokens: int = _key(_integer(1, 2**20), "longest piece of a prompt that is worked on at once", 512)
     max_sequences: int = _key(_integer(1, 1024), "generations that decode at the same time", 8)
     threads: int = _key(_integer(0, 1024), "compute threads; 0: one per core", 0)
-    io_threads: int = _key(_integer(0, 64), "reading threads per stripe; 0: the core's default", 0)
+    io_threads: int = _key(_integer(0, 64), "reading threads per stripe; 0: two", 0)
     direct: str = _key(_choice("auto", "on", "off"), "O_DIRECT for expert reads: auto, on, off", "auto")
     activation: str = _key(_choice("i16", "i8"), "activations against quantised weights: i16, i8", "i16")
     isa: str = _key(_choice("auto", "generic", "avx2"), "instruction set: auto, generic, avx2", "auto")
@@ -189,10 +196,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def _help(key: Field[Any]) -> str:
     text = str(key.metadata["help"])
     if key.name == "stripes":
-        return text + "; one --stripes for each"
+        return text + "; one --stripes for each (default: none)"
     if key.default in (MISSING, None):
         return text
-    return f"{text} (default {key.default:g})" if isinstance(key.default, float) else f"{text} (default {key.default})"
+    return (
+        f"{text} (default: {key.default:g})" if isinstance(key.default, float) else f"{text} (default: {key.default})"
+    )
 
 
 def load_config(

@@ -41,6 +41,13 @@ again.
 
 (A SOURCE folder that is called like a command is given as ./plan.)
 """
+_DESCRIPTIONS = {
+    "pack": _DESCRIPTION,
+    "plan": "Prints what a pack with these options would do, and writes nothing.",
+    "inspect": "Prints what a container holds. With every --stripe given, opens all of its files too.",
+    "verify": "Reads every byte of a container and names every fault.",
+    "export": "Writes a container back as a Hugging Face checkpoint, with the weights that the daemon computes with.",
+}
 _EXIT_CODES = """\
 exit codes: 0 done; 1 refused, or a fault was found (source, container or folder); 2 wrong usage; 74 a drive failed or
 is full; 130 interrupted. After 74 and 130, and after a kill, the same command resumes.
@@ -78,7 +85,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     prog = "colibri-pack" if command == "pack" else f"colibri-pack {command}"
     parser = argparse.ArgumentParser(
         prog=prog,
-        description=_DESCRIPTION if command == "pack" else None,
+        description=_DESCRIPTIONS[command],
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -97,7 +104,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         type=Path,
         action="append",
         default=[],
-        help="a further stripe's folder",
+        help="a further stripe's folder, once for each (default: none)",
     )
     if command == "export":
         parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="new or empty folder")
@@ -122,7 +129,7 @@ def _add_packing(parser: argparse.ArgumentParser, command: str) -> None:
         type=_stripe,
         action="append",
         default=[],
-        help="one more drive's folder, and its relative bandwidth (default: 1)",
+        help="one more drive's folder, once for each, and its relative bandwidth (default: 1)",
     )
     classes = ", ".join(CLASS_FORMATS)
     parser.add_argument(

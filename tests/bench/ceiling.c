@@ -139,9 +139,10 @@ struct compute_job {
 };
 
 #define FOUR_PAIRS(multiply, add)                                                                                      \
-    multiply " %%ymm14,%%ymm15,%%ymm0\n" add " %%ymm0,%%ymm1,%%ymm1\n" multiply " %%ymm14,%%ymm15,%%ymm2\n" add         \
-             " %%ymm2,%%ymm3,%%ymm3\n" multiply " %%ymm14,%%ymm15,%%ymm4\n" add " %%ymm4,%%ymm5,%%ymm5\n" multiply     \
-             " %%ymm14,%%ymm15,%%ymm6\n" add " %%ymm6,%%ymm7,%%ymm7\n"
+    multiply " %%ymm14,%%ymm15,%%ymm0\n" add " %%ymm0,%%ymm1,%%ymm1\n"                                                 \
+    multiply " %%ymm14,%%ymm15,%%ymm2\n" add " %%ymm2,%%ymm3,%%ymm3\n"                                                 \
+    multiply " %%ymm14,%%ymm15,%%ymm4\n" add " %%ymm4,%%ymm5,%%ymm5\n"                                                 \
+    multiply " %%ymm14,%%ymm15,%%ymm6\n" add " %%ymm6,%%ymm7,%%ymm7\n"
 #define CLOBBERED "ymm0", "ymm1", "ymm2", "ymm3", "ymm4", "ymm5", "ymm6", "ymm7"
 
 static void *compute_thread(void *argument) {

@@ -271,6 +271,10 @@ def test_sessions_are_listed_shown_and_removed(tmp_path: Path) -> None:
         assert listed[0].split() == ["session", "state", "position", "disk", "last", "used"]
         assert listed[1].split() == ["alpha", "stored", "33", "5.0", "MiB", "2026-01-02", "03:04:05", "UTC"]
         assert len(listed) == 4
+        long_name = "s-" + "4" * 60
+        daemon.sessions[f"sessions/{long_name}"] = types_pb2.Session(name=f"sessions/{long_name}")
+        assert long_name in (await colibri(daemon, "sessions", "list")).out
+        del daemon.sessions[f"sessions/{long_name}"]
         document = json.loads((await colibri(daemon, "sessions", "list", "--json")).out)
         assert [entry["name"] for entry in document] == ["sessions/alpha", "sessions/beta", "sessions/gamma"]
         assert (document[0]["position"], document[0]["state"]) == (33, "STATE_STORED")

@@ -36,9 +36,8 @@ def loaded(fresh_small_model: FreshBuild) -> tuple[Any, dict[str, Any]]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model, report = AutoModelForCausalLM.from_pretrained(
-        fresh_small_model.path, dtype=torch.float32, output_loading_info=True
-    )
+    auto: Any = AutoModelForCausalLM
+    model, report = auto.from_pretrained(fresh_small_model.path, dtype=torch.float32, output_loading_info=True)
     return model.eval(), report
 
 
@@ -88,7 +87,8 @@ class TestCheckpoint:
         from safetensors import safe_open
 
         index = json.loads((fresh_small_model.path / "model.safetensors.index.json").read_text())
-        found, kinds = {}, {}
+        found: dict[str, tuple[int, ...]] = {}
+        kinds: dict[str, str] = {}
         for name in sorted(set(index["weight_map"].values())):
             with safe_open(fresh_small_model.path / name, framework="numpy") as shard:
                 found |= {key: tuple(shard.get_slice(key).get_shape()) for key in shard.keys()}  # noqa: SIM118
@@ -168,7 +168,7 @@ class TestModel:
     ) -> None:
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(fresh_small_model.path)
+        tokenizer: Any = AutoTokenizer.from_pretrained(fresh_small_model.path)
         turns = [{"role": "user", "content": QUESTION}]
         prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)
         ids = loaded[0].generate(**prompt, do_sample=False, max_new_tokens=16)

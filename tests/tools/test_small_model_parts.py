@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +81,8 @@ class TestForward:
         from transformers import LlamaConfig
         from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
-        config = LlamaConfig(
+        make: Any = LlamaConfig
+        config = make(
             hidden_size=24,
             num_attention_heads=6,
             num_key_value_heads=2,
@@ -106,7 +108,9 @@ class TestForward:
         assert np.allclose(routing_weights(scores, bias), expected)
 
     def test_the_bias_balances_the_load(self) -> None:
-        scores = 1.0 / (1.0 + np.exp(-random(2000, 16) - np.linspace(-0.4, 0.4, 16, dtype=np.float32)))
+        scores = np.float32(1) / (
+            np.float32(1) + np.exp(-random(2000, 16) - np.linspace(-0.4, 0.4, 16, dtype=np.float32))
+        )
         before = expert_load(scores, np.zeros(16, dtype=np.float32))
         after = expert_load(scores, balance_bias(scores))
         assert before.max() > 1.5

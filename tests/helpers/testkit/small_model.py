@@ -60,7 +60,7 @@ def wait_for_line(process: "subprocess.Popen[str]", stderr: Path, text: str) -> 
         if ended:
             break
         time.sleep(0.05)
-    raise AssertionError(f"no line {text!r} from process {process.args}:\n{stderr.read_text()}")
+    raise AssertionError(f"no line {text!r} from process {process.args!r}:\n{stderr.read_text()}")
 
 
 def kill_early(cache_home: Path, stderr: Path) -> str:
