@@ -23,16 +23,15 @@ from colibri.daemon.store.store import SessionStore
 from colibri.packer.export import export
 from colibri.packer.progress import Silent
 from testkit.models import OPTIONS, Tiny, opened, prefill
-from testkit.oracle import check_argmax, greedy_by, greedy_by_core, logits_by, reference_model, relative_errors, within
+from testkit.oracle import check_argmax, greedy_by, greedy_by_core, logits_by, reference_model, relative_errors
 from testkit.process import serving, write_config
 from testkit.service import text_of, tokens_of, user
 
 QUESTION = "What is the capital of France?"
 NEW_TOKENS = 32
 POSITIONS = 64
-I16_ERROR = 0.003
+I16_ERROR = 0.003  # measured 0.0007 at the worst position
 I16_MEDIAN_ERROR = 0.0006  # measured 0.0003
-WITHIN_SHARE = 0.9  # of positions; the worst one measured 0.012 and has not been traced to its cause
 EVER = 300.0
 SLOTS = 232  # half of the experts
 PASSAGE = (
@@ -78,14 +77,25 @@ def expected(pack: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
     shutil.rmtree(folder)  # more than a GB that pytest would keep for three sessions
 
 
+def small_logits(pack: Tiny, expected: Answers, kv_dtype: str) -> Any:
+    with opened(pack, kv_dtype=kv_dtype, expert_slots=SLOTS) as model:
+        return prefill(model, model.sequence(), expected.passage)
+
+
 def test_logits_are_those_of_the_exported_weights(pack: Tiny, expected: Answers) -> None:
-    with opened(pack, activation="i16", expert_slots=SLOTS) as model:
-        logits = prefill(model, model.sequence(), expected.passage)
-    assert len(logits) == POSITIONS
+    """With KV in f32, as the reference has it: what differs is the rounding of activations alone."""
+    logits = small_logits(pack, expected, "f32")
+    assert relative_errors(logits, expected.logits).max() <= I16_ERROR
+    check_argmax(logits, expected.logits)
+
+
+def test_kv_in_f16_costs_little(pack: Tiny, expected: Answers) -> None:
+    """All logits together, because f16 keys tip one router choice of the passage: at position 55, layer 29, the fourth
+    and the fifth expert's scores are 7e-5 apart, and that position alone is 1.2 % off."""
+    logits = small_logits(pack, expected, "f16")
     errors = relative_errors(logits, expected.logits)
-    assert np.sqrt((errors**2).mean()) <= I16_ERROR  # of all logits together
+    assert np.sqrt((errors**2).mean()) <= I16_ERROR
     assert np.median(errors) <= I16_MEDIAN_ERROR
-    assert within(errors, I16_ERROR) >= WITHIN_SHARE, np.round(errors, 4)
     check_argmax(logits, expected.logits)
 
 

@@ -63,8 +63,3 @@ def check_argmax(logits: F32, expected: F32) -> None:
     clear = top[:, -1] - top[:, -2] > np.abs(logits - expected).max(axis=1)
     assert (logits.argmax(axis=1) == expected.argmax(axis=1))[clear].all()
     assert clear.mean() >= CLEAR_SHARE
-
-
-def within(errors: F32, limit: float) -> float:
-    """The share of positions whose error is within `limit`."""
-    return float((errors <= limit).mean())
