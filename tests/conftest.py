@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["testkit.small_model"]
+pytest_plugins = ["testkit.small_model", "testkit.small_packs"]
 
 # A busy machine is slow, not wrong; a failing example comes with what it takes to repeat it.
 settings.register_profile("colibri", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -5,37 +5,22 @@ transformers runs those in f32, and what differs is only how activations and KV 
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from colibri.core.container import open_container
-from colibri.core.core import Row
 from colibri.packer.export import export
 from colibri.packer.progress import Silent
 from testkit.checkpoints import TINY_FAMILIES
-from testkit.models import (
-    F32,
-    GREEDY,
-    Tiny,
-    make_tiny,
-    opened,
-    packed,
-    prefill,
-    reference_logits,
-    run,
-    some_tokens,
-    step_rows,
-)
+from testkit.models import F32, Tiny, make_tiny, opened, packed, prefill, reference_logits, some_tokens
+from testkit.oracle import check_argmax, greedy_by, greedy_by_core, reference_model, relative_errors
 
 POSITIONS = 64
 NEW_TOKENS = 32
 TOKENS = some_tokens(POSITIONS)
 I16_ERROR = 0.003  # the default activation format; measured 0.0007 at most
 I8_MEDIAN_ERROR = 0.04  # measured 0.018 (olmoe) to 0.035 (mixtral)
-CLEAR_SHARE = 0.9  # of positions must have a top-2 gap that exceeds the error, or the argmax says little
 
 Make = Callable[[str], Tiny]
 
@@ -69,26 +54,6 @@ def int4(exact: Make, tmp_path_factory: pytest.TempPathFactory) -> Make:
     return make
 
 
-def reference_greedy(checkpoint: Path, prompt: list[int], count: int) -> list[int]:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    tokens = list(prompt)
-    with torch.inference_mode():
-        for _ in range(count):
-            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
-    return tokens[len(prompt) :]
-
-
-def greedy(tiny: Tiny, prompt: list[int], count: int, kv_dtype: str) -> list[int]:
-    with opened(tiny, kv_dtype=kv_dtype) as model:
-        seq = model.sequence()
-        tokens = [run(model, model.prefill(seq, prompt, GREEDY)).next_token]
-        while len(tokens) < count:
-            tokens.append(step_rows(model, [Row(seq, tokens[-1], GREEDY)])[0].next_token)
-    return tokens
-
-
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_f32_logits_are_within_a_ten_thousandth_of_their_range(exact: Make, family: str) -> None:
     expected = reference_logits(exact(family), TOKENS)
@@ -102,14 +67,8 @@ def test_f32_logits_are_within_a_ten_thousandth_of_their_range(exact: Make, fami
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_f32_greedy_tokens_are_those_of_transformers(exact: Make, family: str) -> None:
     prompt = TOKENS[:9]
-    tokens = greedy(exact(family), prompt, NEW_TOKENS, "f32")
-    assert tokens == reference_greedy(exact(family).checkpoint, prompt, NEW_TOKENS)
-
-
-def relative_errors(logits: F32, expected: F32) -> F32:
-    """Per position: RMS of the difference over the RMS of all reference logits."""
-    errors: F32 = np.sqrt(((logits - expected) ** 2).mean(axis=1) / (expected**2).mean())
-    return errors
+    tokens = greedy_by_core(exact(family), prompt, NEW_TOKENS, kv_dtype="f32")
+    assert tokens == greedy_by(reference_model(exact(family).checkpoint), prompt, NEW_TOKENS)
 
 
 def int4_logits(tiny: Tiny, activation: str) -> F32:
@@ -122,10 +81,7 @@ def test_int4_logits_are_those_of_the_exported_weights(int4: Make, family: str) 
     expected = reference_logits(int4(family), TOKENS)
     logits = int4_logits(int4(family), "i16")
     assert relative_errors(logits, expected).max() <= I16_ERROR
-    top = np.sort(expected, axis=1)
-    clear = top[:, -1] - top[:, -2] > np.abs(logits - expected).max(axis=1)
-    assert (logits.argmax(axis=1) == expected.argmax(axis=1))[clear].all()
-    assert clear.mean() >= CLEAR_SHARE
+    check_argmax(logits, expected)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
