@@ -29,8 +29,8 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 def test_while_loading_health_and_server_info_answer_and_all_else_says_loading(tmp_path: Path) -> None:
     async def work() -> None:
         async with daemon(tmp_path, wait=False, hold_loading=True) as running:
-            watch = running.health.Watch(health_pb2.HealthCheckRequest(service="colibri.v1.InferenceService"))
             await running.channel.channel_ready()
+            watch = running.health.Watch(health_pb2.HealthCheckRequest(service="colibri.v1.InferenceService"))
             assert (await watch.read()).status == NOT_SERVING
             info = await running.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
             assert info.model == "fake"
