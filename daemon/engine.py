@@ -90,7 +90,7 @@ class Engine:
     def submit(self, spec: GenerationSpec) -> Generation:
         spec = replace(spec, request_id=spec.request_id or str(uuid.uuid4()))
         with self._front:
-            known = self._known(spec)
+            known = self._known(spec.request_id, spec.session, spec.body_hash)
             if known is not None:
                 return known
             if self._draining:
@@ -101,20 +101,23 @@ class Engine:
                 self._check_session(session, spec)
             return self._enqueue(spec, session)
 
-    def _known(self, spec: GenerationSpec) -> Generation | None:
-        """The generation that this request has started before, perhaps in an earlier life of the daemon."""
+    def find(self, request_id: str, session: str | None, body_hash: bytes) -> Generation | None:
+        with self._front:
+            return self._known(request_id, session, body_hash)
+
+    def _known(self, request_id: str, session_id: str | None, body_hash: bytes) -> Generation | None:
         with self._loop.lock:
-            found = self._retained.find_request(spec.request_id, spec.body_hash)
-        if found is not None or spec.session is None or spec.session not in self._table.ids():
+            found = self._retained.find_request(request_id, body_hash)
+        if found is not None or session_id is None or session_id not in self._table.ids():
             return found
-        session = self._table.get(spec.session)
+        session = self._table.get(session_id)
         for logged in session.logged:
-            if logged.start.get("request_id") == spec.request_id:
+            if logged.start.get("request_id") == request_id:
                 found = read_back(session, logged)
-                if found.body_hash != spec.body_hash:
+                if found.body_hash != body_hash:
                     raise RequestIdReusedError(
-                        f"request id {spec.request_id} was used for another request ({found.name})",
-                        request_id=spec.request_id,
+                        f"request id {request_id} was used for another request ({found.name})",
+                        request_id=request_id,
                         generation=found.name,
                     )
                 return found

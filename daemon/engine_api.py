@@ -91,6 +91,10 @@ class EngineApi(Protocol):
         SessionCorruptError, DiskFullError, RequestIdReusedError. After any of them nothing has changed.
         """
 
+    def find(self, request_id: str, session: str | None, body_hash: bytes) -> Generation | None:
+        """[disk] The generation that this request has started, perhaps in an earlier life of the daemon. Raises
+        RequestIdReusedError if it was another request."""
+
     def cancel(self, name: str) -> Generation:
         """Asks a generation to end within one work item; idempotent. Wait for the generation to be finished.
         Raises GenerationNotFoundError."""

@@ -35,11 +35,10 @@ MIN_DETOKENIZED = 1 << 16  # ids that Detokenize takes even where the context is
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a request's input became. `at_start`: the answer begins a text of its own (a reply), it does not continue
-    the prompt's. `position`: where the session stood when its end was looked at, None if it was not."""
+    """What a request's input became. `position`: where the session stood when its end was looked at, None if it was
+    not."""
 
     ids: list[int]
-    at_start: bool
     position: int | None = None
 
 
@@ -80,14 +79,15 @@ class InferenceRpcs:
     ) -> AsyncGenerator[types_pb2.GenerateEvent, None]:
         cancels = requests.cancels_on_disconnect(request)
         output = requests.output_spec(request, self._heartbeat)
-        spec, at_start = await self._spec(request)
-        generation = await self._submit(spec, cancels)
-        text = requests.new_output(self._text, request.stop, at_start=at_start) if output.text else None
+        generation = await self._started_before(request)
+        if generation is None:
+            generation = await self._submit(await self._spec(request), cancels)
+        text = requests.new_output(self._text, request.stop, at_start=_starts_text(request)) if output.text else None
         options = ViewOptions(
             output=text,
             token_ids=output.token_ids,
             heartbeat=output.heartbeat,
-            hidden_ids=hidden_ids(generation, include_stop=request.stop.include_stop),
+            hidden_ids=hidden_ids(request.stop, self._text.eos_ids),
         )
         self._viewers[generation.name] += 1
         events = GenerationStream(generation, options).events()
@@ -97,6 +97,15 @@ class InferenceRpcs:
         finally:
             await events.aclose()
             self._leave(generation, cancels)
+
+    async def _started_before(self, request: inference_pb2.GenerateRequest) -> Generation | None:
+        """The generation that this very request has started. Asked before the input is made into ids: what a chat's
+        first turn may say (a system message, say) would be refused behind its own answer."""
+        if not request.request_id:
+            return None
+        identifier = requests.request_id(request.request_id)
+        session = requests.session_id(request.session, "session") if request.session else None
+        return await asyncio.to_thread(self._engine().find, identifier, session, _body_hash(request))
 
     def _leave(self, generation: Generation, cancels: bool) -> None:
         """A view ends. With the last one goes a generation that was only made to be watched."""
@@ -134,8 +143,8 @@ class InferenceRpcs:
         elif cancels and not self._viewers[done.result().name] and not done.result().finished:
             self._cancel_quietly(done.result())
 
-    async def _spec(self, request: inference_pb2.GenerateRequest) -> tuple[GenerationSpec, bool]:
-        """The engine's form of a request, and whether the answer begins a text of its own."""
+    async def _spec(self, request: inference_pb2.GenerateRequest) -> GenerationSpec:
+        """The engine's form of a request."""
         identifier = requests.request_id(request.request_id)
         session = requests.session_id(request.session, "session") if request.session else None
         if request.HasField("expected_position") and session is None:
@@ -147,8 +156,8 @@ class InferenceRpcs:
             limit = requests.seconds(request.stop.max_duration, "stop.max_duration", 0.001)
         prompt = await self._prompt(request, session)
         expected = request.expected_position if request.HasField("expected_position") else prompt.position
-        stops = requests.new_output(self._text, request.stop, at_start=prompt.at_start)
-        spec = GenerationSpec(
+        stops = requests.new_output(self._text, request.stop, at_start=_starts_text(request))
+        return GenerationSpec(
             request_id=identifier,
             input_ids=tuple(prompt.ids),
             sampling=sampling,
@@ -161,7 +170,6 @@ class InferenceRpcs:
             max_duration=limit,
             stop_check=requests.StopCheck(stops) if request.stop.sequences else None,
         )
-        return spec, prompt.at_start
 
     # ---- input to ids
 
@@ -175,7 +183,7 @@ class InferenceRpcs:
         if kind == "tokens":
             requests.check_token_count(len(given.tokens.ids), self._max_context, "input.tokens.ids")
             requests.check_tokens(given.tokens.ids, self._text.vocab_rows, "input.tokens.ids")
-            return self._started(Prompt(list(given.tokens.ids), at_start=False), kind, session)
+            return self._started(Prompt(list(given.tokens.ids)), kind, session)
         requests.check_input_bytes(given.ByteSize(), self._max_context, f"input.{kind}")
         if kind == "text":
             prompt = await self._text_prompt(given, session)
@@ -199,7 +207,7 @@ class InferenceRpcs:
             ids = await in_thread("input.text", lambda: self._text.tokenizer.encode(given.text))
         else:
             ids = await in_thread("input.text", lambda: self._text.encode(given.text, add_bos))
-        return Prompt(ids, at_start=False, position=position)
+        return Prompt(ids, position=position)
 
     async def _chat_prompt(self, chat: types_pb2.Chat, session: str | None) -> Prompt:
         rendered = requests.chat_request(chat, "input.chat")
@@ -212,7 +220,7 @@ class InferenceRpcs:
                     add_generation_prompt=rendered.add_generation_prompt,
                 ),
             )
-            return Prompt(ids, at_start=True)
+            return Prompt(ids)
         position, last = await self._session_end(session)
         ids = await in_thread(
             "input.chat",
@@ -223,7 +231,7 @@ class InferenceRpcs:
                 add_generation_prompt=rendered.add_generation_prompt,
             ),
         )
-        return Prompt(ids, at_start=True, position=position)
+        return Prompt(ids, position=position)
 
     async def _session_end(self, session: str) -> tuple[int, list[int]]:
         """The position of a session and its last token, which decide how a turn is appended. The generation is then
@@ -288,6 +296,11 @@ class InferenceRpcs:
 
         text, ids = await in_thread("chat", render)
         return inference_pb2.RenderChatResponse(text=text, ids=ids, renderer=self._text.renderer)
+
+
+def _starts_text(request: inference_pb2.GenerateRequest) -> bool:
+    """Whether the answer begins a text of its own (a reply), or continues the prompt's."""
+    return bool(request.input.WhichOneof("kind") == "chat")
 
 
 def _body_hash(request: inference_pb2.GenerateRequest) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
 from colibri.daemon.chat import OutputText
@@ -157,8 +157,8 @@ class GenerationStream:
             return
 
 
-def hidden_ids(generation: Generation, *, include_stop: bool) -> frozenset[int]:
-    """Ids that end this generation and whose text is not part of the answer."""
-    if include_stop:
+def hidden_ids(stop: types_pb2.StopConditions, eos_ids: Iterable[int]) -> frozenset[int]:
+    """Ids that end a generation of this request and whose text is not part of the answer."""
+    if stop.include_stop:
         return frozenset()
-    return generation.spec.eos_token_ids | generation.spec.stop_token_ids
+    return frozenset(stop.token_ids) | frozenset(() if stop.ignore_eos else eos_ids)

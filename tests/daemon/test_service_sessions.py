@@ -29,6 +29,10 @@ from testkit.service import (
 )
 
 Session = types_pb2.Session
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and loop.index > 1 %}{{ raise_exception('too late') }}{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}<end_turn>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 
 async def get(running: Daemon, name: str) -> types_pb2.Session:
@@ -346,3 +350,52 @@ def test_a_turn_under_way_names_itself_to_the_second_caller(tmp_path: Path) -> N
             assert (await rest(call))[-1].finished.state == types_pb2.Generation.STATE_SUCCEEDED
 
     run(work)
+
+
+# ---- the same request once more
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_first_turn_that_could_not_be_said_again_can_be_asked_for_again(tmp_path: Path, restart: bool) -> None:
+    """A client that lost its stream sends the same request: the system message of a first turn is not a second one."""
+    system = types_pb2.Message(role=types_pb2.Message.ROLE_SYSTEM, text="Be brief.")
+    fields: dict[str, Any] = {
+        "chat": types_pb2.Chat(messages=[system, *user("Hello").messages]),
+        "request_id": "0f9d54a6-6a3c-4f0e-9b3e-2f9d5a1c7e11",
+    }
+
+    async def work() -> None:
+        async with daemon(tmp_path, template=SYSTEM_FIRST) as running:
+            name = await running.session()
+            told = await running.generate(session=name, **fields)
+            if not restart:
+                assert_same(await running.generate(session=name, **fields), told)
+        async with daemon(tmp_path, template=SYSTEM_FIRST) as running:
+            assert_same(await running.generate(session=name, **fields), told)
+
+    run(work)
+
+
+def test_a_stop_id_is_as_hidden_after_a_restart_as_before(tmp_path: Path) -> None:
+    stop = continuation([5, 6], 3, vocab=VOCAB)[-1]
+    fields: dict[str, Any] = {
+        "tokens": [5, 6],
+        "request_id": "0f9d54a6-6a3c-4f0e-9b3e-2f9d5a1c7e12",
+        "stop": {"token_ids": [stop]},
+        "output": {"text": True, "token_ids": True},
+    }
+
+    async def work() -> None:
+        async with daemon(tmp_path) as running:
+            name = await running.session()
+            told = await running.generate(session=name, **fields)
+            assert tokens_of(told)[-1] == stop
+        async with daemon(tmp_path) as running:
+            assert_same(await running.generate(session=name, **fields), told)
+
+    run(work)
+
+
+def assert_same(again: list[types_pb2.GenerateEvent], told: list[types_pb2.GenerateEvent]) -> None:
+    assert again[0].started.name == told[0].started.name
+    assert (tokens_of(again), text_of(again)) == (tokens_of(told), text_of(told))

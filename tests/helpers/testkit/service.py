@@ -29,7 +29,7 @@ from colibri.daemon.store.store import SessionStore
 from colibri.v1 import admin_service_pb2_grpc, inference_service_pb2_grpc, types_pb2
 from colibri.v1 import inference_service_pb2 as inference_pb2
 from testkit.fake_model import FakeModel, FakePrefill, FakeRow, FakeSequence
-from testkit.tiny_tokenizer import write_tokenizer
+from testkit.tiny_tokenizer import CHAT_TEMPLATE, write_tokenizer
 
 VOCAB = 300
 EVER = 30.0
@@ -198,10 +198,16 @@ def blocked(model: FakeModel) -> threading.Event:
 
 @contextlib.asynccontextmanager
 async def daemon(
-    folder: Path, model: FakeModel | None = None, *, wait: bool = True, hold_loading: bool = False, **options: Any
+    folder: Path,
+    model: FakeModel | None = None,
+    *,
+    wait: bool = True,
+    hold_loading: bool = False,
+    template: str = CHAT_TEMPLATE,
+    **options: Any,
 ) -> AsyncIterator[Daemon]:
     """A daemon whose files are in `folder`; stopped in order at the end, if it was not before."""
-    write_tokenizer(folder / "text", VOCAB)
+    write_tokenizer(folder / "text", VOCAB, chat_template=template)
     text = TextModel.open(folder / "text", vocab_rows=VOCAB)
     model = model or FakeModel(vocab_size=VOCAB)
     runtime = FakeRuntime(folder / "state", model, **options)
