@@ -16,7 +16,8 @@ CLEAR_SHARE = 0.9  # of positions must have a top-2 gap that exceeds the error, 
 def reference_model(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype)
+    return model.eval()
 
 
 def logits_by(model: Any, tokens: Sequence[int]) -> F32:

@@ -96,7 +96,7 @@ class Process:
             return False
         return True
 
-    def generate(self, tokens: Sequence[int], **fields: Any) -> list[types_pb2.GenerateEvent]:
+    def generate(self, tokens: Sequence[int] | None = None, **fields: Any) -> list[types_pb2.GenerateEvent]:
         return list(self.inference.Generate(request(tokens, **fields)))
 
     def end(self, number: int = signal.SIGTERM) -> int:
