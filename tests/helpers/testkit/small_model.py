@@ -70,7 +70,7 @@ def kill_early(cache_home: Path, stderr: Path) -> str:
         return wait_for_line(process, stderr, "layer  2")
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.communicate()  # also closes its pipe
 
 
 def build_with_rival(cache_home: Path, folder: Path) -> tuple[Path, Path, float]:
