@@ -132,6 +132,7 @@ class GenerationView:
     durable_offset: int
     finish_reason: FinishReason
     stop_token: int | None  # the EOS or stop id that ended it
+    stop_sequence: str | None  # the stop string, where its log tells; else the spec's stop_check knows
     usage: Usage
     sampling: SamplingSpec
     re_prefilled: bool
@@ -174,6 +175,7 @@ class Generation:
             durable_offset=0,
             finish_reason=FinishReason.UNSPECIFIED,
             stop_token=None,
+            stop_sequence=None,
             usage=Usage(prompt_tokens=start_position),
             sampling=spec.sampling,
             re_prefilled=False,

@@ -88,7 +88,7 @@ def _add_stop_match(message: types_pb2.Generation, generation: Generation, view:
     if view.stop_token is not None:
         message.stop_match.token_id = view.stop_token
     elif view.finish_reason is FinishReason.STOP_SEQUENCE:
-        matched = getattr(generation.spec.stop_check, "matched", None)
+        matched = view.stop_sequence or getattr(generation.spec.stop_check, "matched", None)
         if matched:
             message.stop_match.sequence = matched
 

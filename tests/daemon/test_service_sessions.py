@@ -396,6 +396,21 @@ def test_a_stop_id_is_as_hidden_after_a_restart_as_before(tmp_path: Path) -> Non
     run(work)
 
 
+def test_the_stop_string_is_known_after_a_restart(tmp_path: Path) -> None:
+    async def work() -> None:
+        model = ScriptedModel()
+        async with daemon(tmp_path, model) as running:
+            model.script = [token for letter in "abcd" for token in running.text.tokenizer.encode(letter)]
+            name = await running.session()
+            told = (await running.generate(tokens=[5], session=name, stop={"sequences": ["bc"]}))[-1].finished
+            assert told.stop_match.sequence == "bc"
+        async with daemon(tmp_path) as running:
+            asked = inference_pb2.GetGenerationRequest(name=told.name)
+            assert (await running.inference.GetGeneration(asked)).stop_match.sequence == "bc"
+
+    run(work)
+
+
 def assert_same(again: list[types_pb2.GenerateEvent], told: list[types_pb2.GenerateEvent]) -> None:
     assert again[0].started.name == told[0].started.name
     assert (tokens_of(again), text_of(again)) == (tokens_of(told), text_of(told))
