@@ -46,13 +46,13 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/project: pyproject.toml | $(STAMPS)/venv
-	@echo 'setup: installing colibri and what it needs into $(VENV)'
+	@echo 'setup: installing colibri and what it needs into $(VENV), and compiling its core (about a minute)'
 	@$(PIP) install 'setuptools>=77' wheel 'cffi>=1.17'
 	@$(PIP) install --no-build-isolation -e .
 	@touch $@ $(STAMPS)/core
 
 $(STAMPS)/core: $(CORE) | $(STAMPS)/project
-	@echo 'build: compiling the core'
+	@echo 'build: compiling the core (about a minute)'
 	@$(PIP) install 'setuptools>=77' 'cffi>=1.17'
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@

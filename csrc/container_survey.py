@@ -105,14 +105,16 @@ class Survey:
         missing = [number for number, path in enumerate(self.stripe_paths) if path is None]
         if missing:
             places = ", ".join(str(folder) for folder in folders)
+            noun, verb = ("stripe", "is") if len(missing) == 1 else ("stripes", "are")
             raise ContainerError(
-                f"stripe {', '.join(map(str, missing))} of {wanted} is missing: no usable "
-                f"{', '.join(map(stripe_name, missing))} lies in the folders given ({places})"
+                f"{noun} {', '.join(map(str, missing))} of {wanted} {verb} missing: no usable "
+                f"{', '.join(map(stripe_name, missing))} in the folders given ({places})"
             )
         used = {path.parent for path in self.stripe_paths if path}
         empty = [str(folder) for folder in folders if folder not in used]
         if empty:
-            raise ContainerError(f"{', '.join(empty)} holds no stripe of this container, which has {wanted}")
+            verb = "holds" if len(empty) == 1 else "hold"
+            raise ContainerError(f"{', '.join(empty)} {verb} no stripe of this container, which has {wanted}")
         first = self.stripe_paths[0]
         if first is not None and first.parent != self.primary:
             raise ContainerError(f"{first}: stripe 0 belongs beside the manifest, in {self.primary}")

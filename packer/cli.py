@@ -7,6 +7,7 @@ in commands.py.
 import argparse
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -15,16 +16,16 @@ from pathlib import Path
 from colibri.core.container import ContainerError
 from colibri.core.errors import CoreError
 from colibri.packer.commands import Stripe, run_export, run_inspect, run_pack, run_plan, run_verify
-from colibri.packer.disk import DriveError
-from colibri.packer.errors import CheckpointError
-from colibri.packer.folders import FolderError
+from colibri.packer.disk import REFUSALS, DriveError
+from colibri.packer.errors import CheckpointError, FolderError
+from colibri.packer.interrupt import Interrupted, raised
 from colibri.packer.journal import JournalError
 from colibri.packer.precision import CLASS_FORMATS, DEFAULT_GROUP_SIZE, GROUP_SIZES, PrecisionError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_IO = 74
-EXIT_INTERRUPTED = 130
+EXIT_SIGNAL = 128  # plus the signal's number
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -50,16 +51,24 @@ _DESCRIPTIONS = {
 }
 _EXIT_CODES = """\
 exit codes: 0 done; 1 refused, or a fault was found (source, container or folder); 2 wrong usage; 74 a drive failed or
-is full; 130 interrupted. After 74 and 130, and after a kill, the same command resumes.
+is full; 130 interrupted (SIGINT), 143 terminated (SIGTERM). A pack that ended with 74, 130 or 143, or was killed, goes
+on when the same command is run again.
 """
+
+
+# Nothing, or what begins like a number: no folder is meant by it, and if one is, it can be said.
+_MEANT_AS_WEIGHT = re.compile(r"|\s*[+-]?(\.?\d|nan\b|inf)[^/]*", re.IGNORECASE)
 
 
 def _stripe(text: str) -> Stripe:
     folder, colon, weight = text.rpartition(":")
-    if not colon or not weight.isdecimal():
+    if not colon or not _MEANT_AS_WEIGHT.fullmatch(weight):
         return Stripe(Path(text), 1)
-    if not 0 < int(weight) < 2**32 or not folder:
-        raise argparse.ArgumentTypeError(f"{text!r}: WEIGHT is a positive 32-bit number")
+    if not folder or not weight.isdecimal() or not 0 < int(weight) < 2**32:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: WEIGHT is a positive 32-bit number, not {weight!r}; a path with a colon is written with its "
+            f"weight, {text + ':1'!r}"
+        )
     return Stripe(Path(folder), int(weight))
 
 
@@ -92,7 +101,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
     )
     if command == "pack":
         parser.add_argument("--version", action="version", version=f"colibri-pack {version('colibri')}")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of text; counts and bytes are numbers"
+    )
     if command in ("pack", "plan"):
         _add_packing(parser, command)
         return parser
@@ -164,21 +175,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser(command)
     options = parser.parse_args(words)
     try:
-        return _COMMANDS[command](options)
+        with raised():
+            return _COMMANDS[command](options)
     except PrecisionError as error:
         return _fail(options, str(error), EXIT_USAGE)
     except (CheckpointError, ContainerError, FolderError, JournalError, CoreError) as error:
         return _fail(options, str(error), EXIT_FAILED)
-    except (DriveError, OSError) as error:
-        return _fail(options, str(error), EXIT_IO)
-    except KeyboardInterrupt:
-        return _fail(options, "interrupted; the same command resumes", EXIT_INTERRUPTED)
+    except DriveError as error:
+        return _fail(options, str(error), EXIT_IO, error.facts)
+    except OSError as error:
+        return _fail(options, str(error), EXIT_FAILED if error.errno in REFUSALS else EXIT_IO)
+    except KeyboardInterrupt as error:
+        number = error.number if isinstance(error, Interrupted) else signal.SIGINT
+        what = "terminated" if number == signal.SIGTERM else "interrupted"
+        return _fail(options, what + ("; the same command resumes" if command == "pack" else ""), EXIT_SIGNAL + number)
 
 
-def _fail(options: argparse.Namespace, text: str, code: int) -> int:
+def _fail(options: argparse.Namespace, text: str, code: int, facts: dict[str, int] | None = None) -> int:
     print(f"colibri-pack: {text}", file=sys.stderr)
     if options.json:
-        print(json.dumps({"ok": False, "error": text, "exit_code": code}))
+        print(json.dumps({"ok": False, "error": text, "exit_code": code, **(facts or {})}))
     return code
 
 

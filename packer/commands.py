@@ -20,6 +20,7 @@ from colibri.packer.plan import PackPlan, make_plan
 from colibri.packer.precision import parse_precision
 from colibri.packer.progress import reporter
 from colibri.packer.verify import total_bytes, verify
+from colibri.packer.wording import counted, size_text
 from colibri.packer.writer import pack
 
 
@@ -40,9 +41,9 @@ def run_pack(options: argparse.Namespace) -> int:
                 progress.note(f"warning: {warning}")
             manifest = pack(checkpoint, plan, _folders(options), reporter=progress)
     if options.json:
-        _print_json({"ok": True, **show.manifest_json(manifest)})
+        _print_json({"ok": True, **show.manifest_values(manifest)})
     else:
-        print(show.manifest_text(manifest))
+        print(show.manifest_text(manifest, warnings=False))  # told before the work began
     return 0
 
 
@@ -63,7 +64,7 @@ def run_inspect(options: argparse.Namespace) -> int:
     if options.stripes:
         open_container(options.container, options.stripes).close()
     if options.json:
-        _print_json(show.manifest_json(manifest))
+        _print_json(show.manifest_values(manifest))
     else:
         print(show.manifest_text(manifest))
     return 0
@@ -77,9 +78,9 @@ def run_verify(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(show.verdict_json(verdict))
     elif verdict.faults:
-        print("\n".join([*verdict.faults, f"{len(verdict.faults)} faults"]))
+        print("\n".join([*verdict.faults, counted(len(verdict.faults), "fault")]))
     else:
-        print(f"in order: {show.size_text(verdict.checked_bytes)} checked, content_id {manifest.content_id}")
+        print(f"in order: {size_text(verdict.checked_bytes)} checked, content_id {manifest.content_id}")
     return 1 if verdict.faults else 0
 
 
@@ -90,9 +91,11 @@ def run_export(options: argparse.Namespace) -> int:
         with reporter("exporting", total, sys.stderr) as progress:
             shards = export(container, options.out, progress, dtype=options.dtype, shard_bytes=options.shard_bytes)
     if options.json:
-        _print_json({"ok": True, "out": str(options.out), "shards": shards, "bytes": total, "dtype": options.dtype})
+        told = {"ok": True, "out": str(options.out), "shards": shards, "bytes": total, "dtype": options.dtype}
+        _print_json({**told, "rounded": options.dtype == "bf16"})
     else:
-        print(f"{options.out}: {show.size_text(total)} as {options.dtype} in {len(shards)} shards")
+        rounded = "; the weights were rounded to bf16, f32 keeps those of the daemon" if options.dtype == "bf16" else ""
+        print(f"{options.out}: {size_text(total)} as {options.dtype} in {counted(len(shards), 'shard')}{rounded}")
     return 0
 
 

@@ -1,7 +1,8 @@
 """Every call by which the packer changes a drive: whole writes, fsync, rename, and the space that is left.
 
-One small class, so that tests can put a failing or dying drive in its place. Errors come as DriveError, which names the
-path and what the system said; nothing is retried but short writes.
+One small class, so that tests can put a failing or dying drive in its place. What a drive refuses comes as DriveError,
+which names the path and what the system said; a path that cannot be used as it was given is a FolderError. Nothing is
+retried but short writes.
 """
 
 import errno
@@ -10,16 +11,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from colibri.core.paths import why_unreachable
+from colibri.packer.errors import FolderError
+
 # One Linux write moves at most 0x7ffff000 bytes and says so only by its result (write(2)); pieces stay far below.
 PIECE_BYTES = 64 << 20
 
 
-class DriveError(Exception):
-    """The system refused to write, sync, rename or read; the text names the path."""
+# What the system says of a path that is wrong, or not ours to use: no drive has failed, a second try changes nothing.
+REFUSALS = frozenset(
+    {
+        *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
+        *(errno.EACCES, errno.EPERM, errno.EROFS),
+    }
+)
 
-    def __init__(self, text: str, code: int | None = None) -> None:
+
+class DriveError(Exception):
+    """The system refused to write, sync, rename or read; the text names the path.
+
+    `facts` are the numbers of the text, in bytes, for programs.
+    """
+
+    def __init__(self, text: str, code: int | None = None, facts: dict[str, int] | None = None) -> None:
         super().__init__(text)
         self.errno = code
+        self.facts = facts or {}
 
 
 @contextmanager
@@ -31,6 +48,21 @@ def naming(path: Path, what: str) -> Iterator[None]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         advice = "; make room there and run the same command again, it resumes" if full else ""
         raise DriveError(f"{what} {path}: {error.strerror or error}{advice}", error.errno) from error
+
+
+@contextmanager
+def reaching(path: Path, what: str) -> Iterator[None]:
+    """Like naming, where the block looks a path up: one that cannot be used is a FolderError naming the component."""
+    try:
+        with naming(path, what):
+            yield
+    except DriveError as error:
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in REFUSALS:
+            raise
+        # A file that is not there could not be made: then it is its folder that is in the way.
+        why = why_unreachable(path if os.path.lexists(path) else path.parent, cause)
+        raise FolderError(f"{what} {path}: {why}") from cause
 
 
 class OutputFile:
@@ -91,8 +123,8 @@ class Disk:
     piece_bytes = PIECE_BYTES
 
     def open_output(self, path: Path) -> OutputFile:
-        """Open a file for reading and writing, made if it is not there. Raises DriveError."""
-        with naming(path, "opening"):
+        """Open a file for reading and writing, made if it is not there. Raises DriveError, FolderError."""
+        with reaching(path, "opening"):
             return OutputFile(self, path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:

@@ -8,7 +8,7 @@ column.
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -120,7 +120,7 @@ def worker_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def encode_all(checkpoint: Checkpoint, pieces: Iterator[Piece], workers: int) -> Iterator[EncodedPiece]:
+def encode_all(checkpoint: Checkpoint, pieces: Iterator[Piece], workers: int) -> Generator[EncodedPiece, None, None]:
     """Encode on `workers` threads; results in the order of `pieces`, never more in flight than MEMORY_BYTES allow."""
     waiting: deque[tuple[Piece, Future[EncodedPiece]]] = deque()
     held = 0

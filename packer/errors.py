@@ -1,7 +1,7 @@
-"""The errors that end a pack before anything is written: a checkpoint that is broken, or one that is not supported.
+"""The errors by which a pack is refused: a checkpoint that is broken, one that is not supported, a folder.
 
-Both name the thing: file, tensor, config key, value. They are raised by the reading side (checkpoint, families) and
-caught by the command line, which prints them as they are.
+All name the thing: file, tensor, config key, value, folder. They are raised by the reading side (checkpoint, families)
+and by what opens the folders, and caught by the command line, which prints them as they are.
 """
 
 
@@ -15,3 +15,7 @@ class CorruptCheckpointError(CheckpointError):
 
 class UnsupportedCheckpointError(CheckpointError):
     """The checkpoint is well-formed, and asks for something that is not built."""
+
+
+class FolderError(Exception):
+    """A folder that must not or cannot be written into as it is; the text names the path component and says why."""

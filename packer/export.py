@@ -20,10 +20,11 @@ from colibri.core.container import Container, ContainerError
 from colibri.core.container_check import VECTOR_ROLES
 from colibri.core.container_files import read_exact
 from colibri.core.tensors import Format, crc32c, dequantize_rows, dequantize_tiles
-from colibri.packer.disk import Disk, OutputFile
+from colibri.packer.disk import Disk, OutputFile, reaching
 from colibri.packer.encode import TILE_ROWS, cut_rows
+from colibri.packer.errors import FolderError
 from colibri.packer.families import FAMILIES, dense_name, expert_name
-from colibri.packer.folders import FolderError
+from colibri.packer.folders import make_folders
 from colibri.packer.layout import align
 from colibri.packer.outputs import PARTIAL
 from colibri.packer.progress import Reporter
@@ -66,13 +67,16 @@ def export(
 ) -> list[str]:
     """Write the checkpoint into the empty or new folder `out`; return the shards' names.
 
-    Raises FolderError for a folder that holds anything, ContainerError for bytes that fail their checksum, DriveError.
+    Raises FolderError for a folder that holds anything or cannot be used, ContainerError for bytes that fail their
+    checksum, DriveError.
     """
     disk = disk or Disk()
     tensors = _tensors(container.manifest)
     shards = _cut(tensors, dtype, shard_bytes)
-    out.mkdir(exist_ok=True)
-    if any(out.iterdir()):
+    make_folders([out])
+    with reaching(out, "listing"):
+        empty = not any(out.iterdir())
+    if not empty:
         raise FolderError(f"{out} is not empty")
     names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     with _Source(container) as source:

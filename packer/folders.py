@@ -4,30 +4,33 @@ Refuses a folder that is in use, that holds another container or foreign files, 
 what all its stripes need together; all before the first byte of data.
 """
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
 from colibri.core.container import DENSE_NAME, MANIFEST_NAME, stripe_name
-from colibri.core.paths import LOCK_NAME, FolderLock, why_unreachable
-from colibri.packer.disk import Disk, DriveError, naming
+from colibri.core.paths import LOCK_NAME, FolderLock
+from colibri.packer.disk import Disk, DriveError, reaching
+from colibri.packer.errors import FolderError
 from colibri.packer.journal import JOURNAL_NAME
 from colibri.packer.outputs import PARTIAL
+from colibri.packer.wording import need_text
 
 _HARMLESS = {LOCK_NAME, "lost+found", JOURNAL_NAME + PARTIAL}
 
 
-class FolderError(Exception):
-    """A folder that a pack must not write into; the text names it and says why."""
-
-
 def make_folders(folders: Sequence[Path]) -> None:
-    """Make the folders that do not exist; their parents must. Raises DriveError, FolderError for one named twice."""
+    """Make the folders that do not exist; their parents must.
+
+    Raises FolderError for one that cannot be made or is named twice, DriveError for a drive that fails or is full.
+    """
     for index, folder in enumerate(folders):
         # Parents are not made: on a drive that is not mounted that would fill the disk below its mount point.
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise DriveError(f"making {folder}: {why_unreachable(folder.parent, error)}", error.errno) from error
+        with reaching(folder, "making"):
+            try:
+                folder.mkdir(exist_ok=True)
+            except FileExistsError as error:
+                raise FolderError(f"making {folder}: it is there already, and is no folder") from error
         for other in folders[:index]:
             if folder.samefile(other):
                 raise FolderError(f"{folder} is given twice: a stripe needs a folder of its own")
@@ -38,9 +41,9 @@ def lock_folders(folders: Sequence[Path]) -> list[FolderLock]:
     locks: list[FolderLock] = []
     try:
         for folder in folders:
-            with naming(folder / LOCK_NAME, "locking"):
+            with reaching(folder / LOCK_NAME, "locking"):
                 locks.append(FolderLock(folder, exclusive=True))
-    except DriveError as error:
+    except (DriveError, FolderError) as error:
         for lock in locks:
             lock.close()
         if isinstance(error.__cause__, BlockingIOError):
@@ -54,7 +57,7 @@ def lock_folders(folders: Sequence[Path]) -> list[FolderLock]:
 def require_empty(folders: Sequence[Path]) -> None:
     """Refuse to begin a pack over other files. Raises FolderError, DriveError."""
     for index, folder in enumerate(folders):
-        with naming(folder, "listing"):
+        with reaching(folder, "listing"):
             names = {path.name for path in folder.iterdir()} - _HARMLESS
         if index > 0:
             names = {name for name in names if name.startswith("stripe-") or name == MANIFEST_NAME}
@@ -71,18 +74,19 @@ def require_room(disk: Disk, folders: Sequence[Path], folder_bytes: Sequence[int
     """
     systems: dict[int, list[int]] = {}
     for index, folder in enumerate(folders):
-        with naming(folder, "looking at"):
+        with reaching(folder, "looking at"):
             systems.setdefault(folder.stat().st_dev, []).append(index)
     for indexes in systems.values():
         need = sum(max(0, folder_bytes[i] - _taken(folders[i], i)) for i in indexes)
         free = disk.free_bytes(folders[indexes[0]])
         if need > free:
             names = " and ".join(str(folders[i]) for i in indexes)
-            raise DriveError(f"{names}: needs {need} more bytes, the file system has {free} left")
+            facts = {"needed_bytes": need, "free_bytes": free}
+            raise DriveError(f"{names}: {need_text(need, free)}", errno.ENOSPC, facts)
 
 
 def _taken(folder: Path, index: int) -> int:
     names = [stripe_name(index)] + ([DENSE_NAME] if index == 0 else [])
     paths = [folder / (name + suffix) for name in names for suffix in (PARTIAL, "")]
-    with naming(folder, "looking at"):
+    with reaching(folder, "looking at"):
         return sum(512 * path.stat().st_blocks for path in paths if path.exists())

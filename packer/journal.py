@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from colibri.core.tensors import crc32c
-from colibri.packer.disk import Disk, OutputFile, naming
+from colibri.packer.disk import Disk, OutputFile, reaching
 
 JOURNAL_NAME = "pack.journal"
 JOURNAL_VERSION = 1
@@ -127,8 +127,8 @@ class Journal:
 
 
 def journal_exists(folder: Path) -> bool:
-    """Return whether a pack was begun in `folder` and not finished. Raises DriveError."""
-    with naming(folder, "looking into"):
+    """Return whether a pack was begun in `folder` and not finished. Raises DriveError, FolderError."""
+    with reaching(folder, "looking into"):
         return (folder / JOURNAL_NAME).exists()
 
 

@@ -11,7 +11,8 @@ from uuid import UUID
 from colibri.core.container import DENSE_NAME, MANIFEST_NAME, ContainerError, stripe_name
 from colibri.core.container_check import stored_tensors
 from colibri.core.container_files import ALIGN, StripeHeader, dense_metadata, pack_safetensors_header
-from colibri.packer.disk import Disk, DriveError, OutputFile
+from colibri.packer.disk import Disk, DriveError, OutputFile, reaching
+from colibri.packer.errors import FolderError
 from colibri.packer.plan import PackPlan
 
 PARTIAL = ".partial"
@@ -32,7 +33,7 @@ class Outputs:
         self.stripes: list[OutputFile] = []
 
     def create(self) -> None:
-        """Make the files, full length, with their headers. Raises DriveError, also for stripes of another pack."""
+        """Make the files, full length, with headers. Raises DriveError, FolderError for those of another pack."""
         for number, folder in enumerate(self._folders):
             self._refuse_others(number, folder)
         self.dense = self._open(self._folders[0] / DENSE_NAME)
@@ -51,28 +52,30 @@ class Outputs:
     def _refuse_others(self, number: int, folder: Path) -> None:
         """A pack that was stopped before its first data may be gone on with in other folders than it began in."""
         own = stripe_name(number) + PARTIAL
-        for path in sorted(folder.iterdir()):
+        with reaching(folder, "listing"):
+            paths = sorted(folder.iterdir())
+        for path in paths:
             if path.name == MANIFEST_NAME or (path.name.startswith("stripe-") and path.name != own):
-                raise DriveError(f"{path} is of another container: give the --stripe folders of the first run")
+                raise FolderError(f"{path} is of another container: give the --stripe folders of the first run")
         if not (folder / own).exists():
             return
-        with open(folder / own, "rb") as file:
+        with reaching(folder / own, "opening"), open(folder / own, "rb") as file:
             block = file.read(ALIGN)
         try:
             header = StripeHeader.unpack(block)
         except ContainerError:
             return  # the kill came before the header was written
         if header.uuid != self._uuid:
-            raise DriveError(
+            raise FolderError(
                 f"{folder / own} is of the unfinished container {header.uuid}, wanted is {self._uuid}: give the "
                 "--stripe folders of the first run"
             )
 
     def reopen(self) -> None:
-        """Open the files of a pack that was stopped. Raises DriveError if one is missing or of another pack."""
+        """Open the files of a pack that was stopped. Raises DriveError for a missing one, FolderError for another's."""
         self.dense = self._reopen(self._folders[0] / DENSE_NAME, self._plan.dense_file_bytes)
         if self.dense.read(0, self._plan.dense_header_bytes) != self._dense_header():
-            raise DriveError(f"{self.dense.path} is not of the pack that its journal speaks of")
+            raise FolderError(f"{self.dense.path} is not of the pack that its journal speaks of")
         for number, (folder, stripe) in enumerate(zip(self._folders, self._plan.manifest.layout.stripes, strict=True)):
             file = self._reopen(folder / stripe_name(number), stripe.bytes)
             self.stripes.append(file)
@@ -81,7 +84,7 @@ class Outputs:
             except ContainerError as error:
                 raise DriveError(f"{file.path} {error}") from error
             if (header.uuid, header.stripe) != (self._uuid, number):
-                raise DriveError(
+                raise FolderError(
                     f"{file.path} is stripe {header.stripe} of container {header.uuid}, wanted is stripe {number} "
                     f"of {self._uuid}: give the --stripe folders in the order of the first run"
                 )

@@ -18,6 +18,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from colibri.packer.wording import done_text, size_text
+
 PLAIN_SECONDS = 10.0
 
 
@@ -48,9 +50,10 @@ class Silent:
 
 
 class Bar:
-    """A live bar; a context manager."""
+    """A live bar from the first byte on; a context manager. One that does not get to its end leaves a line instead."""
 
     def __init__(self, what: str, total: int, stream: TextIO) -> None:
+        self._what, self._total, self._done = what, total, 0
         self._console = Console(file=stream)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -65,10 +68,14 @@ class Bar:
 
     def advance(self, count: int) -> None:
         """Move the bar."""
+        self._done += count
+        self._progress.start()
         self._progress.advance(self._task, count)
 
     def skip(self, count: int) -> None:
         """Move bar and end alike, so that the rate is that of this run."""
+        self._done = count
+        self._progress.start()
         self._progress.reset(self._task, completed=count)
 
     def note(self, text: str) -> None:
@@ -76,17 +83,23 @@ class Bar:
         self._progress.console.print(text, markup=False, highlight=False)
 
     def __enter__(self) -> Self:
-        self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._progress.live.is_started:
+            return
+        cut = self._done < self._total
+        if cut:
+            self._progress.update(self._task, visible=False)
         self._progress.stop()
+        if cut:
+            self.note(_cut_text(self._what, self._done, self._total))
 
 
 class Lines:
-    """A line every ten seconds, and one at the end; a context manager."""
+    """A line every ten seconds, and one at the end if anything was done; a context manager."""
 
     def __init__(self, what: str, total: int, stream: TextIO) -> None:
         self._what = what
@@ -94,16 +107,19 @@ class Lines:
         self._stream = stream
         self._done = 0
         self._skipped = 0
+        self._began = False
         self._begin = self._printed = time.monotonic()
 
     def advance(self, count: int) -> None:
         """Count, and print if the last line is old enough."""
+        self._began = True
         self._done += count
         if time.monotonic() - self._printed >= PLAIN_SECONDS:
             self._print()
 
     def skip(self, count: int) -> None:
         """Count without counting for the rate."""
+        self._began = True
         self._done += count
         self._skipped += count
 
@@ -115,10 +131,8 @@ class Lines:
         self._printed = time.monotonic()
         seconds = max(1e-9, self._printed - self._begin)
         rate = (self._done - self._skipped) / seconds
-        share = 100.0 * self._done / self._total if self._total else 100.0
         eta = f", {(self._total - self._done) / rate:.0f} s left" if rate and self._done < self._total else ""
-        done, total = self._done / 2**20, self._total / 2**20
-        self.note(f"{self._what}: {done:.0f} of {total:.0f} MiB ({share:.0f} %), {rate / 2**20:.1f} MiB/s{eta}")
+        self.note(f"{self._what}: {done_text(self._done, self._total)}, {size_text(rate)}/s{eta}")
 
     def __enter__(self) -> Self:
         return self
@@ -126,8 +140,14 @@ class Lines:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if self._began and self._done < self._total:
+            self.note(_cut_text(self._what, self._done, self._total))
+        elif self._began and kind is None:
             self._print()
+
+
+def _cut_text(what: str, done: int, total: int) -> str:
+    return f"{what}: ended at {done_text(done, total)}"
 
 
 def reporter(what: str, total: int, stream: TextIO) -> Bar | Lines:

@@ -13,6 +13,7 @@ from typing import NoReturn
 from colibri.packer.errors import CheckpointError, CorruptCheckpointError
 from colibri.packer.open_files import OpenFiles, describe_open_failure
 from colibri.packer.safetensors_file import TensorInfo, parse_json, read_header
+from colibri.packer.wording import counted
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -60,7 +61,8 @@ def collect(files: OpenFiles, folder: Path) -> Shards:
 def _refuse_without_index(files: OpenFiles, folder: Path, present: list[str]) -> NoReturn:
     counts = Counter(name for file in present for name in read_header(files, folder / file))
     repeated = sorted(name for name, count in counts.items() if count > 1)
-    detail = f"; {len(repeated)} tensors are in more than one of them, {repeated[0]!r} for one" if repeated else ""
+    tensors = counted(len(repeated), "tensor is", "tensors are")
+    detail = f"; {tensors} in more than one of them, {repeated[0]!r} for one" if repeated else ""
     raise CheckpointError(f"{folder}: {len(present)} .safetensors files and no {INDEX_NAME} to say what counts{detail}")
 
 
@@ -87,7 +89,8 @@ def _collect_indexed(files: OpenFiles, folder: Path, index: Path, present: list[
         f"{path.name}: tensor {tensor!r} is not in {INDEX_NAME}, not used" for tensor, path in unindexed.items()
     ]
     if copies:
-        warnings.append(f"{copies} copies of tensors that {INDEX_NAME} places elsewhere, not used")
+        what = counted(copies, "copy of a tensor", "copies of tensors")
+        warnings.append(f"{what} that {INDEX_NAME} places elsewhere, not used")
     return Shards(tensors, tuple(folder / name for name in names), copies, unindexed, tuple(warnings))
 
 
@@ -117,7 +120,7 @@ def _check_present(folder: Path, names: list[str], weight_map: dict[str, str]) -
         path = folder / name
         if not path.exists():
             why = describe_open_failure(path, FileNotFoundError(2, "no such file"))
-            missing.append(f"{name!r} with {counts[name]} tensors ({why})")
+            missing.append(f"{name!r} with {counted(counts[name], 'tensor')} ({why})")
     if missing:
         raise CorruptCheckpointError(f"{folder}: {INDEX_NAME} names shards that are absent: {'; '.join(missing)}")
 

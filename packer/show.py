@@ -8,22 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
 
 from colibri.core.striping import extents_per_record
 from colibri.packer.plan import PackPlan
 from colibri.packer.precision import format_name
 from colibri.packer.verify import Verdict
+from colibri.packer.wording import counted, size_text
 from colibri.v1 import manifest_pb2
-
-
-def size_text(count: int) -> str:
-    """Return a size with a binary unit."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -39,25 +31,46 @@ def manifest_json(manifest: manifest_pb2.Manifest) -> dict[str, Any]:
     return fields
 
 
-def manifest_text(manifest: manifest_pb2.Manifest) -> str:
-    """Return what a person wants to know of a container."""
+def manifest_values(manifest: manifest_pb2.Manifest) -> dict[str, Any]:
+    """Return a manifest as in manifest.json, but for its 64-bit fields: protobuf's JSON form has them as strings, here
+    they are numbers, like every count and size that colibri-pack prints."""
+    fields = manifest_json(manifest)
+    _make_numbers(manifest.DESCRIPTOR, fields)
+    return fields
+
+
+_INT64 = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
+
+
+def _make_numbers(message: Any, fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        field: FieldDescriptor = message.fields_by_name[name]
+        if field.cpp_type in _INT64:
+            fields[name] = [int(item) for item in value] if isinstance(value, list) else int(value)
+        elif field.message_type is not None:
+            for item in value if isinstance(value, list) else [value]:
+                _make_numbers(field.message_type, item)
+
+
+def manifest_text(manifest: manifest_pb2.Manifest, *, warnings: bool = True) -> str:
+    """Return what a person wants to know of a container; without the warnings if they have been told already."""
     layout, spec = manifest.layout, manifest.spec
     dense = sum(_tensor_bytes(tensor) for tensor in manifest.dense)
     experts = sum(layer.experts * layer.record_bytes for layer in manifest.expert_layers)
     count = sum(layer.experts for layer in manifest.expert_layers)
     lines = [
-        f"model       {manifest.source.name} ({spec.family}), {len(spec.layers)} layers, "
+        f"model       {manifest.source.name} ({spec.family}), {counted(len(spec.layers), 'layer')}, "
         f"{len(manifest.expert_layers)} with experts",
         f"content_id  {manifest.content_id}",
         f"uuid        {layout.uuid}, by {layout.created_by}",
-        f"dense       {size_text(dense)} in {len(manifest.dense)} tensors",
-        f"experts     {size_text(experts)} in {count} records",
+        f"dense       {size_text(dense)} in {counted(len(manifest.dense), 'tensor')}",
+        f"experts     {size_text(experts)} in {counted(count, 'record')}",
         "",
         _stripes_text(manifest),
         "",
         report_text(manifest.report),
     ]
-    lines += _notes(manifest)
+    lines += _skipped(manifest) + (_warnings(manifest) if warnings else [])
     return "\n".join(lines)
 
 
@@ -81,13 +94,20 @@ def report_text(reports: Iterable[manifest_pb2.ClassReport]) -> str:
                 f"{report.worst_tensor} ({100 * report.worst_relative_rms:.3f} %)",
             )
         )
-    zero = [f"{r.zero_experts} experts have no weight other than zero" for r in reports if r.zero_experts]
+    zero = [
+        f"{counted(r.zero_experts, 'expert has', 'experts have')} no weight other than zero"
+        for r in reports
+        if r.zero_experts
+    ]
     return "\n".join([table(rows), *zero])
 
 
-def _notes(manifest: manifest_pb2.Manifest) -> list[str]:
-    lines = [f"skipped by rule {s.rule}: {len(s.names)} tensors ({s.reason})" for s in manifest.skipped]
-    return lines + [f"warning: {text}" for text in manifest.warnings]
+def _skipped(manifest: manifest_pb2.Manifest) -> list[str]:
+    return [f"skipped by rule {s.rule}: {counted(len(s.names), 'tensor')} ({s.reason})" for s in manifest.skipped]
+
+
+def _warnings(manifest: manifest_pb2.Manifest) -> list[str]:
+    return [f"warning: {text}" for text in manifest.warnings]
 
 
 def plan_json(plan: PackPlan, folders: Sequence[Path]) -> dict[str, Any]:
@@ -133,12 +153,20 @@ def _layer_json(layer: manifest_pb2.ExpertLayer) -> dict[str, Any]:
     }
 
 
+_NEEDS = (
+    "needs at most: free space that the pack asks for. The stripe, in the first folder also the dense weights, tables "
+    "and\nbundled files, and some room for the journal."
+)
+
+
 def plan_text(plan: PackPlan, folders: Sequence[Path]) -> str:
     """Return a plan for people."""
     manifest = plan.manifest
     drives = [("folder", "weight", "stripe", "needs at most")]
     for folder, stripe, need in zip(folders, manifest.layout.stripes, plan.folder_bytes, strict=True):
         drives.append((str(folder), str(stripe.weight), size_text(stripe.bytes), size_text(need)))
+    stripes_bytes = sum(stripe.bytes for stripe in manifest.layout.stripes)
+    drives.append(("total", "", size_text(stripes_bytes), size_text(sum(plan.folder_bytes))))
     dense = [("tensor", "class", "shape", "becomes", "bytes", "from")]
     for tensor in manifest.dense:
         shape = f"[{tensor.rows}, {tensor.cols}]"
@@ -149,7 +177,8 @@ def plan_text(plan: PackPlan, folders: Sequence[Path]) -> str:
     for layer in map(_layer_json, manifest.expert_layers):
         numbers = (str(layer["layer"]), str(layer["experts"]), layer["format"], size_text(layer["record_bytes"]))
         layers.append((*numbers, size_text(layer["bytes"]), layer["striping"], layer["source"]))
-    return "\n".join([table(drives), "", table(dense), "", table(layers), "", *_notes(manifest)]).rstrip()
+    notes = _skipped(manifest) + _warnings(manifest)
+    return "\n".join([table(drives), _NEEDS, "", table(dense), "", table(layers), "", *notes]).rstrip()
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:

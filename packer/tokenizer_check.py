@@ -10,6 +10,7 @@ from tokenizers import __version__ as tokenizers_version
 from colibri.packer.checkpoint import Checkpoint
 from colibri.packer.errors import CheckpointError, UnsupportedCheckpointError
 from colibri.packer.safetensors_file import parse_json
+from colibri.packer.wording import counted
 
 
 def check_tokenizer(checkpoint: Checkpoint, rows: int) -> tuple[str, ...]:
@@ -20,7 +21,7 @@ def check_tokenizer(checkpoint: Checkpoint, rows: int) -> tuple[str, ...]:
     """
     path = next((path for path in checkpoint.bundled if path.name == "tokenizer.json"), None)
     if path is None:
-        return ("no tokenizer.json in the checkpoint: the container has no tokenizer",)
+        return ("no tokenizer.json in the checkpoint: the container has none, and colibrid cannot serve it",)
     raw = checkpoint.read_file(path)
     content = parse_json(path, raw)
     try:
@@ -35,8 +36,9 @@ def check_tokenizer(checkpoint: Checkpoint, rows: int) -> tuple[str, ...]:
     beyond = sorted((token_id, token) for token, token_id in {*vocabulary.items(), *stated} if token_id >= rows)
     if beyond:
         token_id, token = beyond[0]
+        tokens = counted(len(beyond), "token has", "tokens have")
         raise CheckpointError(
-            f"{path}: {len(beyond)} tokens have no row in the embedding, which has {rows}: {token!r} has id {token_id}"
+            f"{path}: {tokens} no row in the embedding, which has {rows}: {token!r} has id {token_id}"
         )
     return tuple(
         f"tokenizer.json gives {token!r} the id {token_id}, the tokenizers library gives it {vocabulary.get(token)}"

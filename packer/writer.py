@@ -6,6 +6,7 @@ anything but this very pack. Memory is bounded by encode.py, not by the model.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from uuid import uuid4
@@ -13,27 +14,22 @@ from uuid import uuid4
 from colibri.core.container import MANIFEST_NAME, ContainerError, open_container
 from colibri.core.striping import layer_extents
 from colibri.core.tensors import crc32c
+from colibri.packer.batch import SYNC_SECONDS, Batch
 from colibri.packer.checkpoint import Checkpoint
 from colibri.packer.disk import Disk, OutputFile
-from colibri.packer.encode import (
-    EncodedPiece,
-    Piece,
-    dense_pieces,
-    encode_all,
-    piece_bytes,
-    record_pieces,
-    worker_count,
-)
+from colibri.packer.encode import Piece, dense_pieces, encode_all, piece_bytes, record_pieces, worker_count
+from colibri.packer.errors import FolderError
 from colibri.packer.finish import finished_manifest, is_finished_form_of, small_files
-from colibri.packer.folders import FolderError, lock_folders, make_folders, require_empty, require_room
+from colibri.packer.folders import lock_folders, make_folders, require_empty, require_room
+from colibri.packer.interrupt import held
 from colibri.packer.journal import JOURNAL_NAME, Done, Journal, journal_exists
 from colibri.packer.outputs import PARTIAL, Outputs
 from colibri.packer.plan import PackPlan
 from colibri.packer.progress import Reporter, Silent
-from colibri.packer.sinks import DenseSink, RecordSink
+from colibri.packer.wording import counted
 from colibri.v1 import manifest_pb2
 
-SYNC_BYTES = 256 << 20  # data between two journal lines: what a kill can cost
+SYNC_BYTES = 256 << 20  # data between two journal lines: with SYNC_SECONDS, what a kill can cost
 _VERIFY_BYTES = 8 << 20
 
 
@@ -46,11 +42,13 @@ def pack(
     reporter: Reporter | None = None,
     workers: int = 0,
     sync_bytes: int = SYNC_BYTES,
+    sync_seconds: float = SYNC_SECONDS,
 ) -> manifest_pb2.Manifest:
     """Pack into `folders` (the primary first) and return the manifest; what is there of this pack is not done again.
 
     Raises CheckpointError for a bad source, FolderError and JournalError for folders that hold something else,
-    DriveError for what the system refuses. After any of them, or a kill, the same call resumes.
+    DriveError for what the drives refuse, Interrupted for SIGINT and SIGTERM. After any of them, or a kill, the same
+    call resumes; what was complete when an error or a signal came is not done again.
     """
     disk, reporter, folders = disk or Disk(), reporter or Silent(), list(folders)
     make_folders(folders)
@@ -60,7 +58,7 @@ def pack(
     try:
         if (folders[0] / MANIFEST_NAME).exists():
             return _finished(disk, checkpoint, plan, folders, reporter)
-        return _Pack(checkpoint, plan, folders, disk, reporter).run(workers or worker_count(), sync_bytes)
+        return _Pack(checkpoint, plan, folders, disk, reporter).run(workers or worker_count(), sync_bytes, sync_seconds)
     finally:
         for lock in locks:
             lock.close()
@@ -108,11 +106,11 @@ class _Pack:
         self._disk = disk
         self._reporter = reporter
 
-    def run(self, workers: int, sync_bytes: int) -> manifest_pb2.Manifest:
+    def run(self, workers: int, sync_bytes: int, sync_seconds: float) -> manifest_pb2.Manifest:
         """Write what is missing and publish."""
         self._open()
         try:
-            self._write(workers, sync_bytes)
+            self._write(workers, Batch(self._plan.manifest, self._outputs, self._journal, sync_bytes, sync_seconds))
             return self._publish()
         finally:
             self._journal.close()
@@ -151,7 +149,7 @@ class _Pack:
             self._journal.close()
             self._journal = Journal.create(self._disk, self._folders[0], self._plan.fingerprint, self._journal.uuid)
             self._journal.append(kept)
-        self._reporter.note(f"resuming: {dense} dense tensors and {records} experts are done")
+        self._reporter.note(f"resuming: {counted(dense, 'dense tensor')} and {counted(records, 'expert')} done before")
 
     def _dense_intact(self, done: Done) -> Iterator[bool]:
         for tensor, sums in zip(self._plan.manifest.dense, done.dense, strict=False):
@@ -169,22 +167,17 @@ class _Pack:
                 for e, crc in zip(row, sums.crcs, strict=True)
             )
 
-    def _write(self, workers: int, sync_bytes: int) -> None:
+    def _write(self, workers: int, batch: Batch) -> None:
         manifest, model, done = self._plan.manifest, self._plan.model, self._journal.done
-        dense, records = DenseSink(manifest, self._outputs), RecordSink(manifest, self._outputs)
         self._reporter.skip(self._done_bytes())
         pieces = chain(
             dense_pieces(model, manifest, len(done.dense)), record_pieces(model, manifest, len(done.records))
         )
-        fresh, size = Done(), 0
-        for encoded in encode_all(self._checkpoint, pieces, workers):
-            _feed(encoded, dense, records, fresh)
-            self._reporter.advance(piece_bytes(self._checkpoint, encoded.piece))
-            size += len(encoded.codes)
-            if size >= sync_bytes and (fresh.dense or fresh.records):
-                self._commit(fresh)
-                fresh, size = Done(), 0
-        self._commit(fresh)
+        with held() as check, batch, closing(encode_all(self._checkpoint, pieces, workers)) as stream:
+            for encoded in stream:
+                batch.feed(encoded)
+                self._reporter.advance(piece_bytes(self._checkpoint, encoded.piece))
+                check()
 
     def _done_bytes(self) -> int:
         done, model, manifest = self._journal.done, self._plan.model, self._plan.manifest
@@ -193,11 +186,6 @@ class _Pack:
             (piece for piece in record_pieces(model, manifest, 0) if piece.unit < len(done.records)),
         )
         return sum(piece_bytes(self._checkpoint, piece) for piece in pieces)
-
-    def _commit(self, fresh: Done) -> None:
-        if fresh.dense or fresh.records:
-            self._outputs.sync()
-            self._journal.append(fresh)
 
     def _publish(self) -> manifest_pb2.Manifest:
         primary = self._folders[0]
@@ -227,17 +215,6 @@ class _Pack:
             file.sync()
         finally:
             file.close()
-
-
-def _feed(encoded: EncodedPiece, dense: DenseSink, records: RecordSink, fresh: Done) -> None:
-    if encoded.piece.tiled:
-        record = records.feed(encoded)
-        if record is not None:
-            fresh.records.append(record)
-        return
-    tensor = dense.feed(encoded)
-    if tensor is not None:
-        fresh.dense.append(tensor)
 
 
 def _good_prefix(intact: Iterator[bool]) -> int:

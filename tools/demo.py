@@ -323,7 +323,7 @@ def demonstrate() -> Place:
 def how_to_go_on(place: Place, seconds: float) -> str:
     chat = readable([BIN / "colibri", "chat", "--addr", place.address, "--session", SESSION])
     return (
-        f"\nThat took {seconds:.0f} s. The daemon goes on running. To talk to it:\n    {BIN}/{chat}\n"
+        f"\nThat took {seconds:.0f} s (without setup). The daemon goes on running. To talk to it:\n    {BIN}/{chat}\n"
         f"To stop it:\n    make demo-stop\nTo remove everything that the demo made:\n    rm -r {cache_root()}"
     )
 

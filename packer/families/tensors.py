@@ -19,6 +19,7 @@ from colibri.packer.families.names import (
     layer_tensor,
 )
 from colibri.packer.model_source import SOURCE_TYPES, DenseSource, ExpertLayerSource, Skipped, SourceSlice, TensorClass
+from colibri.packer.wording import counted
 from colibri.v1 import manifest_pb2 as pb
 
 SHOWN_NAMES = 5
@@ -111,8 +112,9 @@ class Account:
         left = sorted(self.checkpoint.tensors.keys() - self._used)
         if left:
             shown = ", ".join(map(repr, left[:SHOWN_NAMES])) + (", ..." if len(left) > SHOWN_NAMES else "")
+            tensors = counted(len(left), "tensor")
             raise UnsupportedCheckpointError(
-                f"{self.checkpoint.folder}: {len(left)} tensors that this model family does not have: {shown}"
+                f"{self.checkpoint.folder}: {tensors} that this model family does not have: {shown}"
             )
         return tuple(
             Skipped(rule, reason, tuple(sorted(names))) for rule, (reason, names) in sorted(self._skipped.items())

@@ -171,7 +171,8 @@ def test_a_refused_container_is_not_left_locked(folders: list[Path]) -> None:
 
 
 def test_a_missing_stripe_is_named(folders: list[Path]) -> None:
-    refused(folders[:2], r"stripe 2 of 3 is missing: no usable stripe-002\.colibri lies in the folders given \(")
+    refused(folders[:1], r"stripes 1, 2 of 3 are missing: no usable stripe-001\.colibri, stripe-002\.colibri in")
+    refused(folders[:2], r"stripe 2 of 3 is missing: no usable stripe-002\.colibri in the folders given \(")
 
 
 def test_a_stripe_of_another_pack_is_refused(folders: list[Path], original: list[Path], tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 
 from colibri.core.container import ContainerError, open_container
+from colibri.packer.errors import FolderError
 from colibri.packer.export import Dtype, export, exported_bytes
-from colibri.packer.folders import FolderError
 from colibri.packer.progress import Silent
 from testkit.checkpoints import (
     TD_CONFIG,

@@ -328,7 +328,7 @@ class TestA14Vocabulary:
 
     def test_one_id_beyond_the_rows_is_refused_though_the_library_renumbers_it(self, tmp_path: Path) -> None:
         self.write(tmp_path, {"<a>": 120, "<b>": 130})
-        with pytest.raises(CheckpointError, match=r"1 tokens have no row in the embedding, which has 128: '<b>'"):
+        with pytest.raises(CheckpointError, match=r"1 token has no row in the embedding, which has 128: '<b>'"):
             self.resolve(tmp_path)
 
     def test_an_id_at_or_beyond_the_rows_is_refused(self, tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ class TestLaw3:
     )
     def test_a_tensor_that_nobody_wants_is_refused_by_name(self, tmp_path: Path, name: str) -> None:
         text = refusal(tmp_path, tq_tensors() | {name: torch.ones(3)})
-        assert f"1 tensors that this model family does not have: {name!r}" in text
+        assert f"1 tensor that this model family does not have: {name!r}" in text
 
     def test_a_tensor_that_is_missing_is_named_whichever_it_is(self, tmp_path: Path) -> None:
         for number, name in enumerate(tq_tensors()):
