@@ -9,7 +9,7 @@ import pytest
 
 from colibri.client.arguments import _FLAGS
 from colibri.client.cli import main, parser
-from colibri.v1 import inference_service_pb2
+from colibri.v1 import types_pb2
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,8 @@ def test_every_text_of_the_command_line_is_checked() -> None:
 
 
 def test_every_flag_that_stands_for_a_field_exists() -> None:
-    fields = inference_service_pb2.GenerateRequest.DESCRIPTOR.fields_by_name
-    known = {
-        f"{part}.{field.name}" for part in ("sampling", "stop", "input") for field in fields[part].message_type.fields
-    }
+    parts = {"sampling": types_pb2.SamplingParams, "stop": types_pb2.StopConditions, "input": types_pb2.Input}
+    known = {f"{part}.{field}" for part, message in parts.items() for field in message.DESCRIPTOR.fields_by_name}
     assert set(_FLAGS) <= known | {"name", "session", "session_id"}
     flags = {flag for command in _commands(parser()) for flag in command._option_string_actions}
     assert set(_FLAGS.values()) <= flags
