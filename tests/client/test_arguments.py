@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,11 @@ def test_every_text_of_the_command_line_is_checked() -> None:
 
 
 def test_every_flag_that_stands_for_a_field_exists() -> None:
-    parts = {"sampling": types_pb2.SamplingParams, "stop": types_pb2.StopConditions, "input": types_pb2.Input}
+    parts: dict[str, Any] = {
+        "sampling": types_pb2.SamplingParams,
+        "stop": types_pb2.StopConditions,
+        "input": types_pb2.Input,
+    }
     known = {f"{part}.{field}" for part, message in parts.items() for field in message.DESCRIPTOR.fields_by_name}
     assert set(_FLAGS) <= known | {"name", "session", "session_id"}
     flags = {flag for command in _commands(parser()) for flag in command._option_string_actions}
