@@ -136,7 +136,7 @@ class EngineLife(RuleBasedStateMachine):
         self.bench.stop()
         links = sorted(self.bench.root.glob(f"sessions/*/{session}/kv/*.kvp"))
         if page < len(links):
-            links[page].write_bytes(data)
+            spoil(links[page], data)
         self.bench.model = small_model()
         self.bench.start()
         self.settle_all()
