@@ -18,6 +18,7 @@ from colibri.daemon.errors import ContextExceededError, SessionBusyError
 from colibri.daemon.generation import Generation, GenerationState, SamplingSpec
 from testkit.engine import EVER, Bench
 from testkit.fake_model import FakeModel, continuation
+from testkit.sessions import spoil
 
 SESSIONS = ("alpha", "beta", "gamma")
 sessions = st.sampled_from(SESSIONS)

@@ -156,17 +156,17 @@ class TestRestarts:
             real(*arguments)
 
         monkeypatch.setattr(bench.store._pages, "write", slow)
-        turn = bench.submit(range(700), "alpha", max_tokens=200)
+        turn = bench.submit(range(330), "alpha", max_tokens=170)
         view = turn.view()
         while view.durable_offset < tokens:
             view = turn.wait_sync(view.version, EVER)
         crashed = bench.crash(tmp_path / "crashed")
         history = crashed.engine.session_tokens("alpha")
-        assert len(history) >= 700 + tokens
+        assert len(history) >= 330 + tokens
         assert usage_of(crashed, [1])[1] >= len(history) - 65
         crashed.stop()
         view = turn.result(EVER)
-        assert view.durable_offset == view.next_offset == 200
+        assert view.durable_offset == view.next_offset == 170
 
     def test_tokens_flow_while_no_page_can_be_written(self, bench: Bench) -> None:
         """The engine does not wait: the answer is complete, and not called durable."""
