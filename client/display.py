@@ -102,7 +102,8 @@ def session_table(sessions: list[types_pb2.Session]) -> Table:
         used = session.last_used_time.ToDatetime() if session.HasField("last_used_time") else None
         table.add_row(
             Text(printable(session.name.removeprefix("sessions/"))),
-            types_pb2.Session.State.Name(session.state).removeprefix("STATE_").lower(),
+            types_pb2.Session.State.Name(session.state).removeprefix("STATE_").lower()
+            + (", degraded" if session.degraded else ""),
             str(session.position),
             show_bytes(session.disk_bytes),
             f"{used:%Y-%m-%d %H:%M:%S} UTC" if used else "-",
@@ -122,6 +123,7 @@ def session_lines(session: types_pb2.Session) -> str:
         ("durable", f"{session.durable_position} tokens in the log, KV of {session.kv_position} positions on disk"),
         ("disk", show_bytes(session.disk_bytes)),
         ("active generation", session.active_generation),
+        ("degraded", session.degraded),
     ]
     return _rows(rows)
 
@@ -138,6 +140,7 @@ def status_lines(address: str, info: admin_service_pb2.GetServerInfoResponse) ->
         ("chat", info.chat_renderer or "no chat template"),
         ("capabilities", ", ".join(info.capabilities)),
         ("boot id", info.boot_id),
+        ("degraded", "; ".join(info.degraded)),
     ]
     return _rows(rows)
 

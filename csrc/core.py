@@ -78,6 +78,7 @@ class ModelStats:
     prefills_free: int
     direct_active: int
     threads: int
+    buffered_stripes: int
 
 
 @dataclass(frozen=True)

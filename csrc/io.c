@@ -280,6 +280,13 @@ void cl_io_wait(cl_io *io, uint32_t seen, uint64_t timeout_us) { cl_futex_wait(&
 
 uint32_t cl_io_direct_active(const cl_io *io) { return io->direct_active; }
 
+uint64_t cl_io_buffered_stripes(const cl_io *io) {
+    uint64_t mask = 0;
+    for (uint32_t i = 0; i < io->n_drives && i < 64; i++)
+        if (io->drives[i].direct_fd < 0) mask |= (uint64_t)1 << i;
+    return mask;
+}
+
 /* ---- opening and closing ---- */
 
 static int start_readers(cl_io *io, uint32_t threads, cl_error *err) {

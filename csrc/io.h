@@ -30,6 +30,7 @@ int cl_io_open(cl_io **out, const cl_stripe *stripes, uint32_t n, uint32_t threa
 /* Finishes the reads that have begun, drops those that have not. NULL is fine. */
 void cl_io_close(cl_io *io);
 uint32_t cl_io_direct_active(const cl_io *io);
+uint64_t cl_io_buffered_stripes(const cl_io *io); /* as in cl_model_stats */
 
 /* Queues a record whose `data`, `layer`, `expert` and `tasks` are set. Urgent reads go before the others. */
 void cl_io_submit(cl_io *io, cl_read *read, const cl_extent *extents, uint32_t n, int urgent);

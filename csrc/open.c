@@ -317,5 +317,6 @@ void cl_model_get_stats(const cl_model *m, cl_model_stats *stats) {
         .prefills_free = atomic_load(&c->prefills_free),
         .direct_active = cl_io_direct_active(m->io),
         .threads = m->threads,
+        .buffered_stripes = cl_io_buffered_stripes(m->io),
     };
 }

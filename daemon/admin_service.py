@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -38,12 +38,20 @@ def capability_names(services: Mapping[str, Collection[str]], text: TextModel) -
 
 
 class AdminRpcs:
-    """The built methods of AdminService. `capabilities` is asked when it is needed: it lists these methods too."""
+    """The built methods of AdminService. `capabilities` is asked when it is needed: it lists these methods too; so is
+    `degraded`, what the status line says does not work as it should."""
 
-    def __init__(self, facts: ModelFacts, text: TextModel, capabilities: Callable[[], list[str]]) -> None:
+    def __init__(
+        self,
+        facts: ModelFacts,
+        text: TextModel,
+        capabilities: Callable[[], list[str]],
+        degraded: Callable[[], Sequence[str]],
+    ) -> None:
         self._facts = facts
         self._text = text
         self._capabilities = capabilities
+        self._degraded = degraded
         self.boot_id = str(uuid.uuid4())
 
     def rpcs(self) -> dict[str, Rpc]:
@@ -67,4 +75,5 @@ class AdminRpcs:
             capabilities=self._capabilities(),
             boot_id=self.boot_id,
             kv_bytes_per_token=self._facts.kv_bytes_per_token,
+            degraded=self._degraded(),
         )

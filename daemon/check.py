@@ -6,6 +6,7 @@ nameless file in the state and socket folders, which proves that they can be wri
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from colibri.core.paths import why_unreachable
 from colibri.daemon import opening
 from colibri.daemon.config import Config
+from colibri.daemon.endpoint import lock_path
 from colibri.daemon.plan import mib
 
 # A token log is small; one full context of keys and values per session is what a session folder must hold.
@@ -22,11 +24,25 @@ MIN_FREE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Finding:
-    """`ok` False: the daemon would not start, or not work. `detail` says what was found, or what is wrong."""
+    """`ok` False: the daemon would not start, or not work. `detail` says what was found, or what is wrong. `temporary`:
+    it may be right at another try."""
 
     name: str
     ok: bool
     detail: str
+    temporary: bool = False
+
+
+def exit_code(findings: list[Finding]) -> int:
+    """What `serve` would end with: 75 if another try may find all well."""
+    failed = [finding for finding in findings if not finding.ok]
+    if not failed:
+        return opening.EXIT_OK
+    return opening.EXIT_TEMPORARY if all(finding.temporary for finding in failed) else opening.EXIT_CONFIG
+
+
+def _failed(name: str, error: opening.StartError) -> Finding:
+    return Finding(name, False, str(error), error.exit_code == opening.EXIT_TEMPORARY)
 
 
 def run_checks(config: Config) -> list[Finding]:
@@ -35,7 +51,7 @@ def run_checks(config: Config) -> list[Finding]:
     try:
         container = opening.open_the_container(config)
     except opening.StartError as error:
-        return [Finding("container", False, str(error)), *findings]
+        return [_failed("container", error), *findings]
     with container:
         layers = container.manifest.expert_layers
         findings.insert(
@@ -55,16 +71,23 @@ def run_checks(config: Config) -> list[Finding]:
             findings.append(Finding("memory", True, f"{room}, {table.expert_slots} of {table.experts} experts"))
         except opening.StartError as error:
             name = "memory" if any(finding.name == "text" for finding in findings) else "text"
-            findings.append(Finding(name, False, str(error)))
+            findings.append(_failed(name, error))
     return findings
 
 
 def _state(folder: Path) -> Finding:
-    """The state folder, or the nearest one above it that exists, can be written and has room."""
+    """The state folder, or the nearest one above it that exists, can be written, has room and is nobody else's."""
     existing = _nearest(folder)
     problem = _unwritable(existing)
     if problem:
-        return Finding("state", False, f"state folder {folder}: {problem}")
+        where = "" if problem.startswith(f"{folder.absolute()}: ") else f"{folder}: "
+        return Finding("state", False, f"state folder {where}{problem}")
+    try:
+        _probe(folder / "LOCK")
+    except BlockingIOError as error:
+        return Finding("state", False, f"state folder {folder} is in use by {error.strerror}", temporary=True)
+    except OSError as error:
+        return Finding("state", False, f"state folder {folder}: {error.filename}: {error.strerror}")
     free = os.statvfs(existing)
     room = free.f_bavail * free.f_frsize
     if room < MIN_FREE_BYTES:
@@ -79,7 +102,33 @@ def _socket(config: Config) -> Finding:
     if path.exists() and not path.is_socket():
         return Finding("listen", False, f"{path} exists and is not a socket")
     problem = _unwritable(_nearest(path.parent))
-    return Finding("listen", not problem, f"socket {path}: {problem or 'its folder is writable'}")
+    if problem:
+        return Finding("listen", False, f"socket {path}: {problem}")
+    try:
+        _probe(lock_path(path))
+    except BlockingIOError as error:
+        return Finding("listen", False, f"socket {path} is in use by {error.strerror}", temporary=True)
+    except OSError as error:
+        return Finding("listen", False, f"socket {path}: {error.filename}: {error.strerror}")
+    return Finding("listen", True, f"socket {path}: its folder is writable")
+
+
+def _probe(lock: Path) -> None:
+    """Whether a daemon could take this lock now; a lock that is not there is free. Never waits, changes nothing.
+
+    Raises BlockingIOError with the holder in words, another OSError with the file's name if it cannot be opened.
+    """
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go by the close
+    except BlockingIOError as error:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        raise BlockingIOError(error.errno, f"process {holder or 'unknown'}", str(lock)) from None
+    finally:
+        os.close(fd)
 
 
 def _nearest(folder: Path) -> Path:
@@ -114,4 +163,9 @@ def as_json(findings: list[Finding]) -> dict[str, object]:
 
 def as_text(findings: list[Finding]) -> str:
     width = max(len(finding.name) for finding in findings)
-    return "\n".join(f"{'ok  ' if f.ok else 'FAIL'} {f.name:<{width}}  {f.detail}" for f in findings)
+    return "\n".join(f"{'ok  ' if f.ok else 'FAIL'} {f.name:<{width}}  {_indented(f.detail)}" for f in findings)
+
+
+def _indented(detail: str) -> str:
+    """A table keeps its columns: it begins on a line of its own."""
+    return "".join(f"\n  {line}" for line in detail.splitlines()) if "\n" in detail else detail

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config({name: getattr(options, name) for name in KEYS}, options.config)
     except ConfigError as error:
-        return _fail(str(error), EXIT_CONFIG, getattr(options, "json", False))
+        return _fail(StartError(str(error)), getattr(options, "json", False))
     _set_up_logging(config.log_level)
     if options.command == "serve":
         return serve(config)
@@ -82,13 +82,13 @@ def plan(config: Config, as_json: bool) -> int:
             print(json.dumps(table.as_json()) if as_json else f"{table.text()}\n{opened.streamed}")
             return EXIT_OK
     except StartError as error:
-        return _fail(str(error), error.exit_code, as_json)
+        return _fail(error, as_json)
 
 
 def check(config: Config, as_json: bool) -> int:
     findings = checks.run_checks(config)
     print(json.dumps(checks.as_json(findings)) if as_json else checks.as_text(findings))
-    return EXIT_OK if all(finding.ok for finding in findings) else EXIT_CONFIG
+    return checks.exit_code(findings)
 
 
 def serve(config: Config) -> int:
@@ -100,9 +100,9 @@ def serve(config: Config) -> int:
         with open_model(config) as opened:
             return _run(config, opened)
     except EndpointError as error:
-        return _fail(str(error), EXIT_TEMPORARY if error.busy else EXIT_CONFIG, False)
+        return _fail(StartError(str(error), EXIT_TEMPORARY if error.busy else EXIT_CONFIG), False)
     except StartError as error:
-        return _fail(str(error), error.exit_code, False)
+        return _fail(error, False)
     finally:
         if endpoint is not None:
             endpoint.release()
@@ -134,12 +134,14 @@ def _run(config: Config, opened: Opened) -> int:
     return code
 
 
-def _fail(message: str, code: int, as_json: bool) -> int:
+def _fail(error: StartError, as_json: bool) -> int:
     if as_json:
-        print(json.dumps({"ok": False, "error": message}))
+        print(json.dumps(error.as_json()))
     else:
-        print(f"colibrid: {message}", file=sys.stderr)
-    return code
+        message = str(error)
+        separator = "\n" if "\n" in message else " "  # a table keeps its columns
+        print(f"colibrid:{separator}{message}", file=sys.stderr)
+    return error.exit_code
 
 
 def _set_up_logging(level: str) -> None:

@@ -7,6 +7,7 @@ folders exist (check.py). Flags override the file; a relative path in the file i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import os
 import re
@@ -44,8 +45,6 @@ def _paths(value: Any, base: Path) -> tuple[Path, ...]:
 
 def _integer(low: int, high: int) -> Parser:
     def parse(value: Any, _: Path) -> int:
-        if isinstance(value, str) and re.fullmatch(r"[0-9]+", value):
-            value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise ValueError(f"a whole number from {low} to {high} is expected")
         return value
@@ -55,10 +54,7 @@ def _integer(low: int, high: int) -> Parser:
 
 def _seconds(low: float, high: float) -> Parser:
     def parse(value: Any, _: Path) -> float:
-        try:
-            number = float(value) if not isinstance(value, bool) else -1.0
-        except (TypeError, ValueError):
-            number = -1.0
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
         if not low <= number <= high:  # false for NaN too
             raise ValueError(f"a number of seconds from {low:g} to {high:g} is expected")
         return number
@@ -219,7 +215,7 @@ def load_config(
         values |= _read_file(file)
     for name, value in (arguments or {}).items():
         if value is not None:
-            values[name] = _parse(name, value, Path(), flag_of(name))
+            values[name] = _parse(name, _of_flag(name, value), Path(), flag_of(name))
     for name, key in KEYS.items():
         if name not in values and key.default is MISSING:
             where = f" in {file}" if file else ""
@@ -249,6 +245,17 @@ def _read_file(file: Path) -> dict[str, Any]:
     if unknown:
         raise ConfigError(f"{file}: unknown key {unknown[0]!r}; the keys are {', '.join(KEYS)}")
     return {name: _parse(name, value, file.absolute().parent, f"{file}: {name}") for name, value in raw.items()}
+
+
+def _of_flag(name: str, value: Any) -> Any:
+    """A flag's text as the number that its key is in a file; what is none stays text, which the key then refuses."""
+    default = KEYS[name].default
+    if isinstance(value, str) and isinstance(default, int) and re.fullmatch(r"[0-9]+", value):
+        return int(value)
+    if isinstance(value, str) and isinstance(default, float):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
 
 
 def _parse(name: str, value: Any, base: Path, where: str) -> Any:

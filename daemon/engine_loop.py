@@ -16,6 +16,7 @@ from concurrent.futures import Future
 
 from colibri.daemon.core_errors import daemon_error, is_cancelled
 from colibri.daemon.errors import DaemonError, EngineFailedError
+from colibri.daemon.fault_log import FaultLog
 from colibri.daemon.generation import FinishReason, GenerationState
 from colibri.daemon.live_sequences import RETRY_SECONDS, LiveSequences
 from colibri.daemon.meters import EngineCounters
@@ -47,6 +48,7 @@ class EngineLoop:
         self.lock = threading.Condition()
         self.turns: dict[str, Turn] = {}
         self.counters = EngineCounters()
+        self._faults = FaultLog()
         self.failure: DaemonError | None = None
         self._budget_us = prefill_budget_us
         self._retain_seconds = retain_seconds
@@ -205,7 +207,7 @@ class EngineLoop:
                 self.sequences.resume(session)
                 turn.sequence = session.sequence
         except Exception as error:
-            self._finish(turn, GenerationState.FAILED, FinishReason.ERROR, daemon_error(error))
+            self._fail(turn, error)
             return
         turn.generation.update(state=GenerationState.PREFILLING, queue_position=0, usage=turn.usage)
         if not turn.restoring:
@@ -219,7 +221,7 @@ class EngineLoop:
                 try:
                     self._restore_page(turn)
                 except Exception as error:
-                    self._finish(turn, GenerationState.FAILED, FinishReason.ERROR, daemon_error(error))
+                    self._fail(turn, error)
                     break
                 if not turn.restoring:
                     self._ready(turn)
@@ -282,7 +284,7 @@ class EngineLoop:
             try:
                 turn.cursor = self.model.prefill(sequence, tokens, turn.spec.sampling)
             except Exception as error:
-                self._finish(turn, GenerationState.FAILED, FinishReason.ERROR, daemon_error(error))
+                self._fail(turn, error)
                 return turn, None
             turn.cursor_positions = item.positions
         return turn, turn.cursor
@@ -323,7 +325,11 @@ class EngineLoop:
     def _failed(self, turn: Turn, error: Exception) -> None:
         """A cancel that nobody asked for was meant for an earlier item of this sequence: the item runs again."""
         if not is_cancelled(error):
-            self._finish(turn, GenerationState.FAILED, FinishReason.ERROR, daemon_error(error))
+            self._fail(turn, error)
+
+    def _fail(self, turn: Turn, error: Exception) -> None:
+        self._faults.failed(turn.name, error)
+        self._finish(turn, GenerationState.FAILED, FinishReason.ERROR, daemon_error(error))
 
     def _close_cursor(self, turn: Turn) -> None:
         if turn.cursor is not None:

@@ -29,11 +29,18 @@ EXIT_CONFIG = 78
 
 
 class StartError(Exception):
-    """The daemon cannot start; `exit_code` says how final that is."""
+    """The daemon cannot start; `exit_code` says how final that is. `plan` is the memory plan that does not fit."""
 
-    def __init__(self, message: str, exit_code: int = EXIT_CONFIG) -> None:
+    def __init__(self, message: str, exit_code: int = EXIT_CONFIG, plan: PlanError | None = None) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.plan = plan
+
+    def as_json(self) -> dict[str, object]:
+        """ "error" in words; where a plan does not fit, its rows too."""
+        if self.plan is None or self.plan.table is None:
+            return {"ok": False, "error": str(self)}
+        return {"ok": False, "error": self.plan.message, **self.plan.table.as_json()}
 
 
 @dataclass
@@ -138,7 +145,9 @@ def plan_memory(
         table = make_table(config, sizes, experts_of(container), estimate, available_memory(), anonymous_bytes())
         chosen = options(table.expert_slots)
         return sizes, table, chosen, core.plan(container, chosen)
-    except (PlanError, CoreError) as error:
+    except PlanError as error:
+        raise StartError(str(error), plan=error) from error
+    except CoreError as error:
         raise StartError(str(error)) from error
 
 

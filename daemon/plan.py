@@ -20,10 +20,12 @@ _AUTO_SHARE, _AUTO_BYTES = 16, 64 << 20
 
 
 class PlanError(ValueError):
-    """The configuration does not fit the model or the machine. `table` is the whole plan, "" where there is none."""
+    """The configuration does not fit the model or the machine. `table` is the whole plan, None where there is none; the
+    text has the table, `message` only the last line."""
 
-    def __init__(self, message: str, table: str = "") -> None:
-        super().__init__(f"{table}\n{message}" if table else message)
+    def __init__(self, message: str, table: MemoryTable | None = None) -> None:
+        super().__init__(f"{table.text()}\n{message}" if table else message)
+        self.message = message
         self.table = table
 
 
@@ -148,7 +150,7 @@ def make_table(
         raise PlanError(
             f"this does not fit{slots_note}: {mib(table.planned)} planned, {mib(budget.bytes)} allowed "
             f"({budget.source}); shrink kv_tokens, pass_tokens or expert_slots, or raise memory",
-            table.text(),
+            table,
         )
     return table
 

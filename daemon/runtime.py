@@ -6,6 +6,8 @@ The state folder is opened first, for its lock: a second daemon must be refused 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 from colibri.core import core
@@ -25,11 +27,24 @@ from colibri.daemon.store.writer import Durability
 log = logging.getLogger("colibri.daemon.runtime")
 
 
-def buffered_remark(direct: str, direct_active: bool) -> str:
-    """What to say about expert reads that go through the page cache though nobody asked for that, "" if none do."""
-    if direct != "auto" or direct_active:
+def buffered_names(stats: core.ModelStats, stripes: Sequence[Path]) -> list[str]:
+    """The stripes that are read through the page cache. `stripes`: their files, by number."""
+    named = [f"stripe {i} ({path})" for i, path in enumerate(stripes) if stats.buffered_stripes >> i & 1]
+    return named or ([] if stats.direct_active else ["a stripe after the 64th"])
+
+
+def buffered_remark(direct: str, buffered: Sequence[str]) -> str:
+    """What to say about `buffered` stripes that nobody asked to read through the page cache, "" if all is as asked."""
+    if direct != "auto" or not buffered:
         return ""
-    return "a stripe's file system refuses O_DIRECT: experts are read through the page cache"
+    return f"the file system refuses O_DIRECT: experts are read through the page cache from {', '.join(buffered)}"
+
+
+def faults_remark(read_errors: int, checksum_errors: int) -> str:
+    """How many reads of experts have failed since the start, "" if none has."""
+    if not read_errors and not checksum_errors:
+        return ""
+    return f"since the start {read_errors} failed reads and {checksum_errors} failed checksums of experts"
 
 
 class CoreRuntime:
@@ -41,7 +56,7 @@ class CoreRuntime:
         self._model: core.Model | None = None
         self._engine: Engine | None = None
         self._store: SessionStore | None = None
-        self._remarks: tuple[str, ...] = ()
+        self._buffered = ""
         try:
             self._folder = StateFolder(config.state, opened.container.content_id, opened.facts.name)
         except StoreError as error:
@@ -56,13 +71,15 @@ class CoreRuntime:
             raise StartError(f"the model cannot be loaded: {error}", EXIT_TEMPORARY) from error
         except CoreError as error:
             raise StartError(f"the model cannot be loaded: {error}") from error
-        remark = buffered_remark(self._config.direct, bool(self._model.stats().direct_active))
-        if remark:
-            log.warning("%s", remark)
-            self._remarks = (remark,)
+        buffered = buffered_names(self._model.stats(), self._opened.container.stripe_paths)
+        self._buffered = buffered_remark(self._config.direct, buffered)
+        if self._buffered:
+            log.warning("%s", self._buffered)
 
     def remarks(self) -> tuple[str, ...]:
-        return self._remarks
+        assert self._model is not None
+        stats = self._model.stats()
+        return tuple(filter(None, (self._buffered, faults_remark(stats.read_errors, stats.checksum_errors))))
 
     def load_progress(self) -> tuple[int, int]:
         if self._model is None:

@@ -65,7 +65,7 @@ class Runtime(Protocol):
         """A counter that grows with every piece of work of loading, then of the core; any thread."""
 
     def remarks(self) -> tuple[str, ...]:
-        """What is less than it could be, though everything works; for the status line."""
+        """What is less than it could be, though generations run; while the engine runs, from the loop."""
 
     def failure(self) -> BaseException | None:
         """Why the engine's thread has ended by itself, None while all is well."""
@@ -114,6 +114,7 @@ class Server:
         self._engine: EngineApi | None = None
         self._stop = asyncio.Event()
         self._health = health_aio.HealthServicer()
+        self._degraded: tuple[str, ...] = ()  # as the last status line said it: at most a second old
         self.bound = ""
         self.loading_abandoned = False  # a thread is still inside the core: the process must end without clean-up
         services = {
@@ -121,7 +122,8 @@ class Server:
             "SessionService": SessionRpcs(self._need_engine, facts.name, facts.content_id).rpcs(),
         }
         self._services: dict[str, dict[str, Rpc]] = services
-        self._services["AdminService"] = AdminRpcs(facts, text, lambda: self._capabilities(text)).rpcs()
+        admin = AdminRpcs(facts, text, lambda: self._capabilities(text), lambda: self._degraded)
+        self._services["AdminService"] = admin.rpcs()
 
     def _capabilities(self, text: TextModel) -> list[str]:
         return capability_names({name: set(rpcs) for name, rpcs in self._services.items()}, text)
@@ -247,8 +249,8 @@ class Server:
         work = self._runtime.work_done()
         if stats.running == 0 or work != last_work:
             self._notifier.alive()
-        lessened = (*self._runtime.remarks(), *stats.degraded)
-        degraded = f"; degraded: {'; '.join(lessened)}" if lessened else ""
+        self._degraded = (*self._runtime.remarks(), *stats.degraded)
+        degraded = f"; degraded: {'; '.join(self._degraded)}" if self._degraded else ""
         speed = f", {stats.decode_tokens_per_second:.1f} tok/s" if stats.running else ""
         self._notifier.tell(f"ready: {stats.running} running, {stats.queued} queued{speed}{degraded}")
         return work

@@ -111,4 +111,5 @@ def session_message(view: SessionView, model: str) -> types_pb2.Session:
         create_time=timestamp(view.create_time),
         last_used_time=timestamp(view.last_used_time),
         active_generation=view.active_generation,
+        degraded=view.degraded,
     )

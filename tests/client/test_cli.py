@@ -275,6 +275,9 @@ def test_sessions_are_listed_shown_and_removed(tmp_path: Path) -> None:
         daemon.sessions[f"sessions/{long_name}"] = types_pb2.Session(name=f"sessions/{long_name}")
         assert long_name in (await colibri(daemon, "sessions", "list")).out
         del daemon.sessions[f"sessions/{long_name}"]
+        daemon.sessions["sessions/beta"].degraded = "a full drive"
+        assert (await colibri(daemon, "sessions", "list")).out.count("stored, degraded") == 1
+        assert "degraded:          a full drive" in (await colibri(daemon, "sessions", "show", "beta")).out
         document = json.loads((await colibri(daemon, "sessions", "list", "--json")).out)
         assert [entry["name"] for entry in document] == ["sessions/alpha", "sessions/beta", "sessions/gamma"]
         assert (document[0]["position"], document[0]["state"]) == (33, "STATE_STORED")

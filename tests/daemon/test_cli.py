@@ -12,6 +12,8 @@ import pytest
 
 from colibri.daemon import check
 from colibri.daemon.config import Config, load_config
+from colibri.daemon.endpoint import Endpoint
+from colibri.daemon.store.folder import StateFolder
 from testkit.models import Tiny
 from testkit.process import colibrid, write_config
 
@@ -43,9 +45,14 @@ def test_plan_and_serve_refuse_what_does_not_fit_with_the_table_and_exit_78(tmp_
         assert "this does not fit even with one expert slot" in refused.stderr
         assert "missing" in refused.stderr
         assert "keys and values" in refused.stderr
+        assert refused.stderr.startswith("colibrid:\ndense weights  "), "the table keeps its columns"
     as_json = colibrid("plan", "--json", "--config", config)
     assert as_json.returncode == 78
-    assert json.loads(as_json.stdout)["ok"] is False
+    plan = json.loads(as_json.stdout)
+    assert (plan["ok"], plan["fits"]) == (False, False)
+    assert plan["planned_bytes"] == sum(row["bytes"] for row in plan["rows"]) == 70 * (1 << 20) - plan["left_bytes"]
+    assert plan["error"].startswith("this does not fit")
+    assert "\n" not in plan["error"]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +62,7 @@ def test_plan_and_serve_refuse_what_does_not_fit_with_the_table_and_exit_78(tmp_
         ((), 2, "usage"),
         (("serve", "--no-such-flag"), 2, "usage"),
         (("plan", "--container", "/c"), 78, "listen is not set"),
+        (("plan", "--container", "/c", "--max-context", "many"), 78, "--max-context: 'many': a whole number"),
         (("plan", "--config", "/nonexistent/x.toml"), 78, "/nonexistent/x.toml: No such file"),
         (("serve", "--container", "/nonexistent", "--listen", "0.0.0.0:1", "--state", "/s"), 78, "not a loopback"),
     ],
@@ -142,3 +150,33 @@ def test_a_budget_that_is_too_small_is_a_finding_with_the_table(tmp_path: Path, 
     findings = failed(check.run_checks(config_of(tmp_path, tiny, memory="70MiB")))
     assert list(findings) == ["memory"]
     assert "keys and values" in findings["memory"]
+    shown = check.as_text([check.Finding("memory", False, findings["memory"])]).splitlines()
+    assert shown[0].split() == ["FAIL", "memory"]
+    assert shown[1].startswith("  dense weights  ")
+
+
+@pytest.mark.parametrize("held", ["socket", "state"])
+def test_check_says_who_holds_the_socket_or_the_state_folder_and_exits_75(
+    tmp_path: Path, tiny: Tiny, held: str
+) -> None:
+    config = write_config(tmp_path, tiny)
+    if held == "socket":
+        release = Endpoint(load_config({}, config, {}).listen).release
+    else:
+        release = StateFolder(tmp_path / "state", "c", "m").close
+    busy = colibrid("check", "--json", "--config", str(config))
+    wrong_too = colibrid("check", "--config", str(config), "--container", "/nonexistent/model")
+    release()
+    assert (busy.returncode, wrong_too.returncode) == (75, 78)
+    (found,) = [finding for finding in json.loads(busy.stdout)["findings"] if not finding["ok"]]
+    assert found["name"] == ("listen" if held == "socket" else "state")
+    assert found["temporary"] is True
+    assert found["detail"].endswith(f" is in use by process {os.getpid()}")
+    assert colibrid("check", "--config", str(config)).returncode == 0, "a lock that was given back is free"
+
+
+def test_a_folder_that_fails_itself_is_said_once(tmp_path: Path, tiny: Tiny) -> None:
+    (tmp_path / "state").write_text("")
+    detail = failed(check.run_checks(config_of(tmp_path, tiny)))["state"]
+    assert detail.count(f"{tmp_path}/state") == 1
+    assert detail == f"state folder {tmp_path}/state: Not a directory"

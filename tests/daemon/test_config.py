@@ -114,6 +114,8 @@ def test_what_is_needed_is_named(tmp_path: Path, key: str) -> None:
         ("threads = true\n", "colibri.toml: threads: True: a whole number from 0 to 1024"),
         ("threads = -1\n", "threads: -1"),
         ("threads = 1.5\n", "threads: 1.5"),
+        ('max_context = "8192"\n', "colibri.toml: max_context: '8192': a whole number"),
+        ('heartbeat = "5"\n', "colibri.toml: heartbeat: '5': a number of seconds"),
         ("heartbeat = 0\n", "heartbeat: 0: a number of seconds from 0.05"),
         ("heartbeat = nan\n", "heartbeat: nan"),
         ('memory = "much"\n', "memory: 'much'"),

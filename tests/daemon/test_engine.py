@@ -250,7 +250,12 @@ class TestFailures:
     )
     @pytest.mark.parametrize("item", ["row", "prefill"])
     def test_only_the_generation_that_needed_it_fails(
-        self, tmp_path: Path, cause: Exception, kind: type[errors.DaemonError], item: str
+        self,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        cause: Exception,
+        kind: type[errors.DaemonError],
+        item: str,
     ) -> None:
         def broken(running: str, sequence: FakeSequence) -> None:
             if running == item and (sequence.kv[:1] == [999] or (running == "prefill" and not healthy.is_set())):
@@ -269,6 +274,7 @@ class TestFailures:
         assert view.state is GenerationState.FAILED
         assert type(view.error) is kind
         assert str(cause) in view.error.message
+        assert f"{bad.name} failed: {cause}" in [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
         assert bad.tokens() == continuation([999, 5], 1 if item == "row" else 0)
         assert good.result(EVER).state is GenerationState.SUCCEEDED
         assert good.tokens() == continuation(PROMPT, 60)

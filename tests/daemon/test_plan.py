@@ -84,8 +84,11 @@ def test_the_table_adds_up_and_shows_every_part() -> None:
 def test_what_does_not_fit_is_refused_with_the_table() -> None:
     with pytest.raises(PlanError, match="even with one expert slot") as refused:
         table(memory=FIXED + 9 * MIB)
-    assert "missing                 1.0 MiB" in refused.value.table
-    assert refused.value.table in str(refused.value)
+    found = refused.value.table
+    assert found is not None
+    assert "missing                 1.0 MiB" in found.text()
+    assert str(refused.value) == f"{found.text()}\n{refused.value.message}"
+    assert (found.as_json()["fits"], found.as_json()["left_bytes"]) == (False, -MIB)
 
 
 def test_a_wanted_number_of_slots_is_kept_or_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import threading
 import time
@@ -14,10 +15,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from colibri.core.container import open_container
 from colibri.v1 import admin_service_pb2 as admin_pb2
 from colibri.v1 import inference_service_pb2 as inference_pb2
 from colibri.v1 import types_pb2
-from testkit.models import Tiny, some_tokens
+from testkit.models import Tiny, make_tiny, some_tokens
 from testkit.process import Process, colibrid, serving, write_config
 from testkit.service import request, tokens_of
 
@@ -228,3 +230,31 @@ def test_loopback_tcp_is_served_and_a_taken_port_is_refused(tmp_path: Path, tiny
         second = colibrid("serve", "--config", str(config), "--listen", bound, "--state", str(tmp_path / "other"))
         assert second.returncode == 75
         assert f"{bound} cannot be bound" in second.stderr
+
+
+def test_a_damaged_expert_stands_in_the_log_the_status_and_the_server_s_info(tmp_path: Path) -> None:
+    tiny = make_tiny("glm4_moe", tmp_path / "model", precision="")
+    config = write_config(tmp_path / "d", tiny, max_context=256)
+    with open_container(tiny.folders[0], tiny.folders[1:]) as container:
+        extents = [record[0] for record in container.extents(0)]
+        path = container.stripe_paths[int(extents[0]["stripe"])]
+        damaged = [int(e["file_offset"]) + 100 for e in extents if int(e["stripe"]) == int(extents[0]["stripe"])]
+    with path.open("r+b") as file:
+        for offset in damaged:
+            file.seek(offset)
+            byte = file.read(1)[0]
+            file.seek(offset)
+            file.write(bytes([byte ^ 1]))
+    with serving(config) as process:
+        for start in range(3):
+            last = process.generate(some_tokens(40, start=start), max_tokens=2)[-1]
+            assert (last.finished.state, last.finished.error.reason) == (Generation.STATE_FAILED, "EXPERT_CHECKSUM")
+        process.hear_of("failed checksums of experts")
+        (said,) = process.admin.GetServerInfo(admin_pb2.GetServerInfoRequest()).degraded
+        assert said.startswith("since the start 0 failed reads and ")
+        logged = [line for line in process.log.read_text().splitlines() if "ERROR" in line]
+        assert logged
+        for line in logged:
+            assert re.search(rf"layer \d+ expert \d+: \d+ bytes at offset \d+ of stripe \d+ \({path}\) fail", line)
+        experts = [re.search(r"layer \d+ expert \d+", line)[0] for line in logged]  # type: ignore[index]
+        assert len(experts) == len(set(experts)), "each is logged once a minute"

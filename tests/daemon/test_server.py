@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from colibri.daemon.config import Address
 from colibri.daemon.endpoint import Endpoint, EndpointError, lock_path
 from colibri.daemon.errors import EngineFailedError
 from colibri.daemon.opening import StartError
-from colibri.daemon.runtime import buffered_remark
+from colibri.daemon.runtime import buffered_remark, faults_remark
 from colibri.daemon.server import message_limit
 from colibri.v1 import admin_service_pb2 as admin_pb2
 from colibri.v1 import inference_service_pb2 as inference_pb2
@@ -216,19 +217,60 @@ def test_the_message_limit_grows_with_the_context() -> None:
 
 
 @pytest.mark.parametrize("direct", ["auto", "on", "off"])
-@pytest.mark.parametrize("active", [False, True])
-def test_c17_reads_through_the_page_cache_are_remarked_where_nobody_asked_for_them(direct: str, active: bool) -> None:
-    assert bool(buffered_remark(direct, active)) == (direct == "auto" and not active)
+@pytest.mark.parametrize("buffered", [[], ["stripe 1 (/drive)"]])
+def test_c17_reads_through_the_page_cache_are_remarked_where_nobody_asked_for_them(
+    direct: str, buffered: list[str]
+) -> None:
+    remark = buffered_remark(direct, buffered)
+    assert bool(remark) == (direct == "auto" and bool(buffered))
+    assert not remark or "stripe 1 (/drive)" in remark
 
 
-def test_c17_a_remark_of_the_runtime_stands_in_the_status_line(tmp_path: Path) -> None:
+def test_failed_reads_are_remarked_with_their_counts() -> None:
+    assert faults_remark(0, 0) == ""
+    assert "3 failed reads and 0 failed checksums" in faults_remark(3, 0)
+    assert "0 failed reads and 2 failed checksums" in faults_remark(0, 2)
+
+
+def test_c17_a_remark_of_the_runtime_stands_in_the_status_line_and_in_the_server_s_info(tmp_path: Path) -> None:
     async def work() -> None:
         async with daemon(tmp_path, wait=False, hold_loading=True) as running:
-            running.runtime.remarked = (buffered_remark("auto", False),)
+            remark = buffered_remark("auto", ["stripe 1 (/drive)"])
+            running.runtime.remarked = (remark,)
             running.runtime.loading.set()
             await until_ready(running)
             async with asyncio.timeout(10):
-                while "degraded: a stripe's file system refuses O_DIRECT" not in running.server.status:
+                while f"degraded: {remark}" not in running.server.status:
                     await asyncio.sleep(0.05)
+            info = await running.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
+            assert list(info.degraded) == [remark]
+            running.runtime.remarked = ()
+            async with asyncio.timeout(10):
+                while (await running.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())).degraded:
+                    await asyncio.sleep(0.05)
+
+    run(work)
+
+
+def test_a_session_that_is_not_stored_any_more_says_so_to_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def work() -> None:
+        async with daemon(tmp_path) as running:
+            name = await running.session()
+            asked = inference_pb2.GetSessionRequest(name=name)
+            assert (await running.sessions.GetSession(asked)).degraded == ""
+            with monkeypatch.context() as patched:
+                patched.setattr("colibri.daemon.store.writer.write_all", full)
+                await running.generate(tokens=[5], session=name)
+                assert "No space left" in (await running.sessions.GetSession(asked)).degraded
+                async with asyncio.timeout(10):
+                    info = admin_pb2.GetServerInfoResponse()
+                    while not any("session alpha: " in reason for reason in info.degraded):
+                        await asyncio.sleep(0.05)
+                        info = await running.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
 
     run(work)

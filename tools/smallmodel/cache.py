@@ -57,16 +57,19 @@ def cache_key(gguf: Path) -> str:
 
 
 def arithmetic_fingerprint() -> bytes:
-    """SHA-256 of what this machine's BLAS makes of fixed matrices.
+    """SHA-256 of what this machine's BLAS and numpy make of fixed matrices.
 
-    A BLAS picks its kernels by CPU, and kernels differ in the last bits. A cache that is shared between machines
-    must not hand out a model that the machine at hand would have made otherwise."""
+    Both pick their kernels by CPU (numpy for exp, sums and square roots), and kernels differ in the last bits. A cache
+    that is shared between machines must not hand out a model that the machine at hand would have made otherwise."""
     rng = np.random.Generator(np.random.PCG64(0))
     a = rng.standard_normal((512, 576), dtype=np.float32)
     b = rng.standard_normal((576, 768), dtype=np.float32)
     product = a @ b
     gram = (product.T @ product).astype(np.float64) + np.eye(768)
-    return hashlib.sha256(product.tobytes() + gram.tobytes() + np.linalg.inv(gram).tobytes()).digest()
+    digest = hashlib.sha256(product.tobytes() + gram.tobytes() + np.linalg.inv(gram).tobytes())
+    for result in (np.exp(a), a.sum(axis=1), np.square(a).mean(axis=0), a.std(axis=1), np.sqrt(np.abs(a))):
+        digest.update(result.tobytes())
+    return digest.digest()
 
 
 def read_record(directory: Path) -> Record | None:

@@ -26,7 +26,7 @@ from colibri.v1 import types_pb2 as colibri_dot_v1_dot_types__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63olibri/v1/admin_service.proto\x12\ncolibri.v1\x1a\x16\x63olibri/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\x16\n\x14GetServerInfoRequest\"\xb1\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\ncontent_id\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0bmax_context\x18\x06 \x01(\x04\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x15\n\rchat_renderer\x18\x08 \x01(\t\x12\x34\n\x10\x64\x65\x66\x61ult_sampling\x18\t \x01(\x0b\x32\x1a.colibri.v1.SamplingParams\x12\x14\n\x0c\x63\x61pabilities\x18\n \x03(\t\x12\x0f\n\x07\x62oot_id\x18\x0b \x01(\t\x12\x1a\n\x12kv_bytes_per_token\x18\x0c \x01(\r\"U\n\x11WatchStatsRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0b\x65xpert_heat\x18\x02 \x01(\x08\"\x8d\x04\n\x05Stats\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.colibri.v1.Stats.State\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x15\n\rload_fraction\x18\x03 \x01(\x01\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\x05 \x01(\r\x12 \n\x18\x64\x65\x63ode_tokens_per_second\x18\x06 \x01(\x01\x12!\n\x19prefill_tokens_per_second\x18\x07 \x01(\x01\x12\x18\n\x10\x65xpert_hit_ratio\x18\x08 \x01(\x01\x12#\n\x07\x64\x65vices\x18\t \x03(\x0b\x32\x12.colibri.v1.Device\x12\x16\n\x0eresident_bytes\x18\n \x01(\x04\x12\x16\n\x0epinned_experts\x18\x0b \x01(\x04\x12\x15\n\rsession_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13session_quota_bytes\x18\r \x01(\x04\x12\x13\n\x0b\x65xpert_heat\x18\x0e \x01(\x0c\x12+\n\x0bgenerations\x18\x0f \x03(\x0b\x32\x16.colibri.v1.Generation\"j\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_LOADING\x10\x01\x12\x0f\n\x0bSTATE_READY\x10\x02\x12\x12\n\x0eSTATE_DRAINING\x10\x03\x12\x12\n\x0eSTATE_DEGRADED\x10\x04\"_\n\x06\x44\x65vice\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nread_bytes\x18\x02 \x01(\x04\x12\x1b\n\x13read_mib_per_second\x18\x03 \x01(\x01\x12\x16\n\x0elatency_ms_p99\x18\x04 \x01(\x01\"\x13\n\x11GetMetricsRequest\"\"\n\x12GetMetricsResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x0e\n\x0c\x44rainRequest2\xab\x02\n\x0c\x41\x64minService\x12T\n\rGetServerInfo\x12 .colibri.v1.GetServerInfoRequest\x1a!.colibri.v1.GetServerInfoResponse\x12@\n\nWatchStats\x12\x1d.colibri.v1.WatchStatsRequest\x1a\x11.colibri.v1.Stats0\x01\x12K\n\nGetMetrics\x12\x1d.colibri.v1.GetMetricsRequest\x1a\x1e.colibri.v1.GetMetricsResponse\x12\x36\n\x05\x44rain\x12\x18.colibri.v1.DrainRequest\x1a\x11.colibri.v1.Stats0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63olibri/v1/admin_service.proto\x12\ncolibri.v1\x1a\x16\x63olibri/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\x16\n\x14GetServerInfoRequest\"\xc3\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\ncontent_id\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0bmax_context\x18\x06 \x01(\x04\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x15\n\rchat_renderer\x18\x08 \x01(\t\x12\x34\n\x10\x64\x65\x66\x61ult_sampling\x18\t \x01(\x0b\x32\x1a.colibri.v1.SamplingParams\x12\x14\n\x0c\x63\x61pabilities\x18\n \x03(\t\x12\x0f\n\x07\x62oot_id\x18\x0b \x01(\t\x12\x1a\n\x12kv_bytes_per_token\x18\x0c \x01(\r\x12\x10\n\x08\x64\x65graded\x18\r \x03(\t\"U\n\x11WatchStatsRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0b\x65xpert_heat\x18\x02 \x01(\x08\"\x8d\x04\n\x05Stats\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.colibri.v1.Stats.State\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x15\n\rload_fraction\x18\x03 \x01(\x01\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\x05 \x01(\r\x12 \n\x18\x64\x65\x63ode_tokens_per_second\x18\x06 \x01(\x01\x12!\n\x19prefill_tokens_per_second\x18\x07 \x01(\x01\x12\x18\n\x10\x65xpert_hit_ratio\x18\x08 \x01(\x01\x12#\n\x07\x64\x65vices\x18\t \x03(\x0b\x32\x12.colibri.v1.Device\x12\x16\n\x0eresident_bytes\x18\n \x01(\x04\x12\x16\n\x0epinned_experts\x18\x0b \x01(\x04\x12\x15\n\rsession_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13session_quota_bytes\x18\r \x01(\x04\x12\x13\n\x0b\x65xpert_heat\x18\x0e \x01(\x0c\x12+\n\x0bgenerations\x18\x0f \x03(\x0b\x32\x16.colibri.v1.Generation\"j\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_LOADING\x10\x01\x12\x0f\n\x0bSTATE_READY\x10\x02\x12\x12\n\x0eSTATE_DRAINING\x10\x03\x12\x12\n\x0eSTATE_DEGRADED\x10\x04\"_\n\x06\x44\x65vice\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nread_bytes\x18\x02 \x01(\x04\x12\x1b\n\x13read_mib_per_second\x18\x03 \x01(\x01\x12\x16\n\x0elatency_ms_p99\x18\x04 \x01(\x01\"\x13\n\x11GetMetricsRequest\"\"\n\x12GetMetricsResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x0e\n\x0c\x44rainRequest2\xab\x02\n\x0c\x41\x64minService\x12T\n\rGetServerInfo\x12 .colibri.v1.GetServerInfoRequest\x1a!.colibri.v1.GetServerInfoResponse\x12@\n\nWatchStats\x12\x1d.colibri.v1.WatchStatsRequest\x1a\x11.colibri.v1.Stats0\x01\x12K\n\nGetMetrics\x12\x1d.colibri.v1.GetMetricsRequest\x1a\x1e.colibri.v1.GetMetricsResponse\x12\x36\n\x05\x44rain\x12\x18.colibri.v1.DrainRequest\x1a\x11.colibri.v1.Stats0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,21 +36,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSERVERINFOREQUEST']._serialized_start=102
   _globals['_GETSERVERINFOREQUEST']._serialized_end=124
   _globals['_GETSERVERINFORESPONSE']._serialized_start=127
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=432
-  _globals['_WATCHSTATSREQUEST']._serialized_start=434
-  _globals['_WATCHSTATSREQUEST']._serialized_end=519
-  _globals['_STATS']._serialized_start=522
-  _globals['_STATS']._serialized_end=1047
-  _globals['_STATS_STATE']._serialized_start=941
-  _globals['_STATS_STATE']._serialized_end=1047
-  _globals['_DEVICE']._serialized_start=1049
-  _globals['_DEVICE']._serialized_end=1144
-  _globals['_GETMETRICSREQUEST']._serialized_start=1146
-  _globals['_GETMETRICSREQUEST']._serialized_end=1165
-  _globals['_GETMETRICSRESPONSE']._serialized_start=1167
-  _globals['_GETMETRICSRESPONSE']._serialized_end=1201
-  _globals['_DRAINREQUEST']._serialized_start=1203
-  _globals['_DRAINREQUEST']._serialized_end=1217
-  _globals['_ADMINSERVICE']._serialized_start=1220
-  _globals['_ADMINSERVICE']._serialized_end=1519
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=450
+  _globals['_WATCHSTATSREQUEST']._serialized_start=452
+  _globals['_WATCHSTATSREQUEST']._serialized_end=537
+  _globals['_STATS']._serialized_start=540
+  _globals['_STATS']._serialized_end=1065
+  _globals['_STATS_STATE']._serialized_start=959
+  _globals['_STATS_STATE']._serialized_end=1065
+  _globals['_DEVICE']._serialized_start=1067
+  _globals['_DEVICE']._serialized_end=1162
+  _globals['_GETMETRICSREQUEST']._serialized_start=1164
+  _globals['_GETMETRICSREQUEST']._serialized_end=1183
+  _globals['_GETMETRICSRESPONSE']._serialized_start=1185
+  _globals['_GETMETRICSRESPONSE']._serialized_end=1219
+  _globals['_DRAINREQUEST']._serialized_start=1221
+  _globals['_DRAINREQUEST']._serialized_end=1235
+  _globals['_ADMINSERVICE']._serialized_start=1238
+  _globals['_ADMINSERVICE']._serialized_end=1537
 # @@protoc_insertion_point(module_scope)

@@ -16,7 +16,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "model", "architecture", "content_id", "vocab_size", "max_context", "eos_token_ids", "chat_renderer", "default_sampling", "capabilities", "boot_id", "kv_bytes_per_token")
+    __slots__ = ("version", "model", "architecture", "content_id", "vocab_size", "max_context", "eos_token_ids", "chat_renderer", "default_sampling", "capabilities", "boot_id", "kv_bytes_per_token", "degraded")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class GetServerInfoResponse(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
     version: str
     model: str
     architecture: str
@@ -41,7 +42,8 @@ class GetServerInfoResponse(_message.Message):
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     boot_id: str
     kv_bytes_per_token: int
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., content_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., chat_renderer: _Optional[str] = ..., default_sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., capabilities: _Optional[_Iterable[str]] = ..., boot_id: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ...) -> None: ...
+    degraded: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., content_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., chat_renderer: _Optional[str] = ..., default_sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., capabilities: _Optional[_Iterable[str]] = ..., boot_id: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., degraded: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchStatsRequest(_message.Message):
     __slots__ = ("interval", "expert_heat")

@@ -397,7 +397,7 @@ class GenerateEvent(_message.Message):
     def __init__(self, next_offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., started: _Optional[_Union[Generation, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Generation, _Mapping]] = ..., prompt_tokens: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("name", "display_name", "labels", "state", "model", "content_id", "position", "durable_position", "kv_position", "context_limit", "disk_bytes", "pinned", "etag", "create_time", "last_used_time", "expire_time", "ttl", "active_generation", "parent", "parent_position")
+    __slots__ = ("name", "display_name", "labels", "state", "model", "content_id", "position", "durable_position", "kv_position", "context_limit", "disk_bytes", "pinned", "etag", "create_time", "last_used_time", "expire_time", "ttl", "active_generation", "parent", "parent_position", "degraded")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Session.State]
@@ -439,6 +439,7 @@ class Session(_message.Message):
     ACTIVE_GENERATION_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     PARENT_POSITION_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
     name: str
     display_name: str
     labels: _containers.ScalarMap[str, str]
@@ -459,4 +460,5 @@ class Session(_message.Message):
     active_generation: str
     parent: str
     parent_position: int
-    def __init__(self, name: _Optional[str] = ..., display_name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[Session.State, str]] = ..., model: _Optional[str] = ..., content_id: _Optional[str] = ..., position: _Optional[int] = ..., durable_position: _Optional[int] = ..., kv_position: _Optional[int] = ..., context_limit: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., pinned: bool = ..., etag: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_used_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., active_generation: _Optional[str] = ..., parent: _Optional[str] = ..., parent_position: _Optional[int] = ...) -> None: ...
+    degraded: str
+    def __init__(self, name: _Optional[str] = ..., display_name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[Session.State, str]] = ..., model: _Optional[str] = ..., content_id: _Optional[str] = ..., position: _Optional[int] = ..., durable_position: _Optional[int] = ..., kv_position: _Optional[int] = ..., context_limit: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., pinned: bool = ..., etag: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_used_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., active_generation: _Optional[str] = ..., parent: _Optional[str] = ..., parent_position: _Optional[int] = ..., degraded: _Optional[str] = ...) -> None: ...

@@ -394,7 +394,7 @@ static void test_a_file_system_without_o_direct_is_read_through_the_page_cache(c
     o.direct = CL_DIRECT_AUTO;
     m = open_model(&o);
     cl_model_get_stats(m, &stats);
-    CHECK(stats.direct_active == 0);
+    CHECK(stats.direct_active == 0 && stats.buffered_stripes == ((uint64_t)1 << o.n_stripes) - 1);
     cl_seq *seq = new_seq(m);
     CHECK(prefill(m, seq, 70, UINT64_MAX) == CL_OK);
     cl_seq_free(seq);

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,8 +81,15 @@ class Process:
 
     def hear(self, word: str) -> None:
         """Waits until the service manager is told something that begins with `word`."""
+        self._hear(word, lambda message: message.startswith(word))
+
+    def hear_of(self, words: str) -> None:
+        """Waits until the service manager is told something that has these words in it."""
+        self._hear(words, lambda message: words in message)
+
+    def _hear(self, word: str, wanted: Callable[[str], bool]) -> None:
         until = time.monotonic() + EVER
-        while not any(message.startswith(word) for message in self.notified):
+        while not any(map(wanted, self.notified)):
             assert self.popen.poll() is None or self._pending(), self.log.read_text()
             assert time.monotonic() < until, f"no {word}: {self.notified}\n{self.log.read_text()}"
             with contextlib.suppress(TimeoutError):
