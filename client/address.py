@@ -1,20 +1,23 @@
 """Where the daemon is: the address given, else COLIBRI_ADDR, else the only socket under /run/colibri/*/.
 
-Refuses to guess between several, and refuses TCP beyond the own machine: this client speaks no TLS.
+Refuses to guess between several, and refuses TCP beyond the own machine: this client speaks no TLS. Tells what is wrong
+with a socket's path, which gRPC reports as one and the same failure.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from colibri.client.errors import AddressError
+from colibri.client.errors import AddressError, NobodyThereError
 
 RUN_FOLDER = Path("/run/colibri")
 VARIABLE = "COLIBRI_ADDR"
+CONNECT_SECONDS = 5.0
 
 
 def resolve(
@@ -27,6 +30,10 @@ def resolve(
 
 def parse(address: str) -> str:
     """Accepts `unix:<path>`, a path with a slash in it, or `<host>:<port>` of the own machine."""
+    try:
+        address.encode("utf-8")
+    except UnicodeEncodeError:
+        raise AddressError(f"address {address!r} is not UTF-8") from None
     if address.startswith("unix:"):
         return address
     if "/" in address and "://" not in address:
@@ -37,6 +44,30 @@ def parse(address: str) -> str:
     if not _is_loopback(host):
         raise AddressError(f"address {address!r} is not on this machine: without TLS only loopback addresses are used")
     return address
+
+
+def check_socket(target: str) -> None:
+    """Tries to connect to the path of a `unix:` target; other targets, and failures not named here, are left to gRPC.
+
+    Raises NobodyThereError if nothing is there or nobody listens, AddressError if it is no socket or not for this user.
+    """
+    if not target.startswith("unix:"):
+        return
+    path = target.removeprefix("unix:").removeprefix("//")
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise AddressError(f"{path} is not a socket")
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(CONNECT_SECONDS)
+            probe.connect(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NobodyThereError(f"no daemon at {path}") from None
+    except ConnectionRefusedError:
+        raise NobodyThereError(f"{path} is there, but nobody listens") from None
+    except PermissionError:
+        raise AddressError(f"no access to {path}: are you in its group?") from None
+    except OSError:
+        return
 
 
 def _is_loopback(host: str) -> bool:

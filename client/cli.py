@@ -19,7 +19,10 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
+from colibri.client import address as addresses
+from colibri.client import arguments as types
 from colibri.client import display
+from colibri.client.arguments import UsageError, check_utf8, flag_of
 from colibri.client.client import Client
 from colibri.client.conversation import AbandonedError, Answer, Conversation, PausedError, follow
 from colibri.client.errors import (
@@ -29,9 +32,11 @@ from colibri.client.errors import (
     ColibriError,
     FailedPreconditionError,
     InvalidArgumentError,
+    NobodyThereError,
     OutOfRangeError,
     ResourceExhaustedError,
     ServerLostError,
+    ServiceError,
     UnavailableError,
 )
 from colibri.client.options import Sampling, Stop, message
@@ -41,17 +46,20 @@ _ADDRESS_HELP = (
     "unix:<path>, a socket's path or <host>:<port> (default: COLIBRI_ADDR, else the only socket under /run/colibri/*/)"
 )
 _SESSION_HELP = "the session to go on with; created if missing (default: a new one; with --message: none)"
+_MESSAGE_HELP = "ask this one question and exit (default: a chat, line by line)"
+_WAIT_HELP = "wait until the daemon serves, at most so long (exit code 75 if it does not)"
 _EXIT_CODES = (
     "exit codes: 0 done; 1 the daemon refused or failed; 2 wrong usage; 69 no daemon there, or it went away; "
     "75 try again later; 78 configuration; 130 ended with Ctrl-C."
 )
 _BOS_HELP = "put the beginning-of-sequence token in front (default: as the model's files say)"
 
+_POLL_SECONDS = 0.2
 EX_OK, EX_FAILED, EX_USAGE, EX_UNAVAILABLE, EX_TEMPFAIL, EX_CONFIG, EX_INTERRUPTED = 0, 1, 2, 69, 75, 78, 130
 
 
-class UsageError(ColibriError):
-    """Options that do not go together, found after parsing."""
+class NotServingError(ColibriError):
+    """The time of --wait is over."""
 
 
 def exit_code(error: ColibriError) -> int:
@@ -61,9 +69,11 @@ def exit_code(error: ColibriError) -> int:
         return EX_TEMPFAIL if error.reason else EX_UNAVAILABLE
     kinds: list[tuple[type[ColibriError], int]] = [
         (ServerLostError, EX_UNAVAILABLE),
+        (NobodyThereError, EX_UNAVAILABLE),
         (ResourceExhaustedError, EX_TEMPFAIL),
         (AbortedError, EX_TEMPFAIL),
         (PausedError, EX_TEMPFAIL),
+        (NotServingError, EX_TEMPFAIL),
         (AddressError, EX_CONFIG),
         (FailedPreconditionError, EX_CONFIG),
         (AccessError, EX_CONFIG),
@@ -80,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="colibri", description="Talks to a colibrid daemon.", epilog=_EXIT_CODES)
     root.add_argument("--version", action="version", version=f"colibri {version('colibri')}")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--addr", metavar="ADDRESS", help=_ADDRESS_HELP)
+    common.add_argument("--addr", metavar="ADDRESS", type=types.name, help=_ADDRESS_HELP)
     printing = argparse.ArgumentParser(add_help=False)
     printing.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -92,30 +102,31 @@ def parser() -> argparse.ArgumentParser:
     listing = sessions.add_parser("list", parents=[common, printing], help="all sessions")
     listing.set_defaults(run=_list_sessions)
     show = sessions.add_parser("show", parents=[common, printing], help="one session in full")
-    show.add_argument("session", help="the session's name")
+    show.add_argument("session", type=types.name, help="the session's name")
     show.set_defaults(run=_show_session)
     remove = sessions.add_parser("rm", parents=[common], help="remove sessions: their tokens and KV")
-    remove.add_argument("session", nargs="+", help="the sessions' names")
+    remove.add_argument("session", nargs="+", type=types.name, help="the sessions' names")
     remove.set_defaults(run=_remove_sessions)
-    status = commands.add_parser("status", parents=[common, printing], help="the daemon and its model")
+    status = commands.add_parser("status", parents=[common, printing], help="the daemon, its state and its model")
+    status.add_argument("--wait", metavar="SECONDS", type=types.seconds, help=_WAIT_HELP)
     status.set_defaults(run=_status)
     return root
 
 
 def _chat_parser(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
     chat = commands.add_parser("chat", parents=parents, help="chat in a session that the daemon keeps")
-    chat.add_argument("--session", metavar="NAME", default="", help=_SESSION_HELP)
+    chat.add_argument("--session", metavar="NAME", type=types.name, help=_SESSION_HELP)
+    chat.add_argument("--message", metavar="TEXT", type=types.text, help=_MESSAGE_HELP)
     chat.add_argument(
-        "--message", metavar="TEXT", help="ask this one question and exit (default: a chat, line by line)"
+        "--system", default="", metavar="TEXT", type=types.text, help="system message of a new chat (default: none)"
     )
-    chat.add_argument("--system", default="", metavar="TEXT", help="system message of a new chat (default: none)")
     chat.set_defaults(run=_chat_once)
 
 
 def _generate_parser(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
     generate = commands.add_parser("generate", parents=parents, help="continue a raw prompt, without a session")
     source = generate.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT", help="the prompt")
+    source.add_argument("--prompt", metavar="TEXT", type=types.text, help="the prompt")
     source.add_argument("--file", metavar="PATH", help="read the prompt from a file; - is standard input")
     generate.add_argument("--add-bos", action=argparse.BooleanOptionalAction, help=_BOS_HELP)
     generate.set_defaults(run=_generate)
@@ -131,7 +142,14 @@ def _sampling_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--max-tokens", metavar="N", type=int, help="end the answer there (default: what the context holds)"
     )
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer before this text")
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        type=types.text,
+        help="end the answer before this text",
+    )
     return sampling
 
 
@@ -157,6 +175,7 @@ def _answer_json(answer: Answer, session: str) -> dict[str, Any]:
         raise ColibriError("the answer has no end")
     return {
         "text": answer.text,
+        "token_ids": answer.token_ids,
         "finish_reason": finished.finish_reason,
         "session": session,
         "generation": plain(finished.generation),
@@ -182,7 +201,7 @@ async def _answer(ask: Ask, session: str, as_json: bool) -> None:
 async def _generate(client: Client, arguments: argparse.Namespace) -> None:
     sampling, stop = _options(arguments)
     prompt = arguments.prompt if arguments.file is None else _read_prompt(arguments.file)
-    stream = client.generate(prompt, add_bos=arguments.add_bos, sampling=sampling, stop=stop)
+    stream = client.generate(prompt, add_bos=arguments.add_bos, sampling=sampling, stop=stop, token_ids=arguments.json)
     await _answer(lambda view: follow(client, stream, view), "", arguments.json)
 
 
@@ -201,19 +220,20 @@ async def _chat_once(client: Client, arguments: argparse.Namespace) -> None:
     sampling, stop = _options(arguments)
     if not arguments.session:
         messages = [message("system", arguments.system)] if arguments.system else []
-        stream = client.chat([*messages, message("user", arguments.message)], sampling=sampling, stop=stop)
+        messages.append(message("user", arguments.message))
+        stream = client.chat(messages, sampling=sampling, stop=stop, token_ids=arguments.json)
         await _answer(lambda view: follow(client, stream, view), "", arguments.json)
         return
     conversation = await _open(client, arguments)
 
     async def ask(view: display.AnswerView | None) -> Answer:
-        return await conversation.say(arguments.message, system=arguments.system, view=view)
+        return await conversation.say(arguments.message, system=arguments.system, view=view, token_ids=arguments.json)
 
     await _answer(ask, conversation.session.name, arguments.json)
 
 
 async def _open(client: Client, arguments: argparse.Namespace) -> Conversation:
-    conversation = await Conversation.open(client, arguments.session, *_options(arguments))
+    conversation = await Conversation.open(client, arguments.session or "", *_options(arguments))
     if arguments.system and not conversation.is_new:
         raise UsageError(f"--system: {conversation.session.name} has already begun; its system message stays")
     return conversation
@@ -236,16 +256,47 @@ async def _show_session(client: Client, arguments: argparse.Namespace) -> None:
 
 
 async def _remove_sessions(client: Client, arguments: argparse.Namespace) -> None:
+    """Tries all of them. One that fails alone exits as any call does, among several the code is 1."""
+    failed = 0
     for session in arguments.session:
-        await client.sessions.delete(session)
+        try:
+            await client.sessions.delete(session)
+        except ServiceError as error:
+            if len(arguments.session) == 1 or isinstance(error, UnavailableError):
+                raise
+            _complain(error)
+            failed += 1
+    if failed:
+        raise ColibriError(f"{failed} of {len(arguments.session)} sessions could not be removed")
 
 
 async def _status(client: Client, arguments: argparse.Namespace) -> None:
-    info = await client.server_info()
+    if arguments.wait is not None:
+        await _wait(client, arguments.wait)
+    info, state = await client.server_info(), await client.state()
     if arguments.json:
-        _print_json({"address": client.address, **plain(info)})
+        _print_json({"address": client.address, "state": state, **plain(info)})
     else:
-        print(display.status_lines(client.address, info))
+        print(display.status_lines(client.address, state, info))
+
+
+async def _wait(client: Client, seconds: float) -> None:
+    """Returns as soon as the daemon serves; it need not be there yet. Raises NotServingError with the last reason."""
+    reason = "the daemon does not answer"
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    addresses.check_socket(client.address)
+                    state = await client.state()
+                    if state == "serving":
+                        return
+                    reason = f"the daemon is {state}"
+                except (NobodyThereError, UnavailableError) as error:
+                    reason = str(error)
+                await asyncio.sleep(_POLL_SECONDS)
+    except TimeoutError:
+        raise NotServingError(f"--wait {seconds:g}: {reason}") from None
 
 
 def _chat_loop(runner: asyncio.Runner, client: Client, arguments: argparse.Namespace) -> None:
@@ -259,24 +310,33 @@ def _chat_loop(runner: asyncio.Runner, client: Client, arguments: argparse.Names
     system = arguments.system
     while True:
         try:
-            line = input("> " if at_terminal else "")
-        except EOFError:
-            return
-        if not line.strip():
-            continue
-        try:
+            line = _read_line("> " if at_terminal else "")
+            if not line.strip():
+                continue
             with display.AnswerView() as view:
                 answer = runner.run(conversation.say(line, system=system, view=view))
             answer.check_not_paused()
             system = ""
-        except (AbortedError, InvalidArgumentError, ResourceExhaustedError) as error:
+        except EOFError:
+            return
+        except (AbortedError, InvalidArgumentError, ResourceExhaustedError, UsageError) as error:
             if not at_terminal:
                 raise
-            _complain(error)  # the session is as it was: the next line may do better
+            _complain(error, flag_of(error))  # the session is as it was: the next line may do better
 
 
-def _complain(error: ColibriError) -> None:
-    print(f"colibri: {display.printable(str(error))}", file=sys.stderr)
+def _read_line(prompt: str) -> str:
+    """Raises EOFError, and UsageError for a line that is not UTF-8: by the locale Python refuses it, or keeps it."""
+    try:
+        return check_utf8(input(prompt))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the line is not UTF-8 at byte {error.start}") from error
+    except ValueError as error:
+        raise UsageError(f"the line is {error}") from error
+
+
+def _complain(error: ColibriError, flag: str = "") -> None:
+    print(f"colibri: {flag}{': ' if flag else ''}{display.printable(str(error))}", file=sys.stderr)
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -287,6 +347,8 @@ def _run(arguments: argparse.Namespace) -> None:
     with asyncio.Runner() as runner:
         client = runner.run(_connect(arguments.addr))
         try:
+            if getattr(arguments, "wait", None) is None:
+                addresses.check_socket(client.address)
             if interactive:
                 _chat_loop(runner, client, arguments)
             else:
@@ -306,7 +368,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         _run(arguments)
     except ColibriError as error:
-        _complain(error)
+        _complain(error, flag_of(error) if arguments.command in ("chat", "generate") else "")
         sys.exit(exit_code(error))
     except KeyboardInterrupt:
         sys.exit(EX_INTERRUPTED)

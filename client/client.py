@@ -14,10 +14,11 @@ from typing import Any, Self, TypeVar
 import grpc
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from colibri.client import address as addresses
 from colibri.client import options
-from colibri.client.errors import from_rpc_error
+from colibri.client.errors import UnavailableError, from_rpc_error
 from colibri.client.stream import GenerationStream
 from colibri.v1 import (
     admin_service_pb2,
@@ -35,6 +36,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_reconnect_backoff_ms", 5_000),  # who waits for a daemon does not wait much longer than it takes
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
@@ -105,6 +107,7 @@ class Client:
         self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
         self._inference = _stub(inference_service_pb2_grpc.InferenceServiceStub, self._channel)
         self._admin = _stub(admin_service_pb2_grpc.AdminServiceStub, self._channel)
+        self._health = _stub(health_pb2_grpc.HealthStub, self._channel)
         self.sessions = Sessions(self, _stub(inference_service_pb2_grpc.SessionServiceStub, self._channel))
 
     async def __aenter__(self) -> Self:
@@ -230,3 +233,16 @@ class Client:
         """Static facts about the daemon and its model."""
         request = admin_service_pb2.GetServerInfoRequest()
         return await self.call(admin_service_pb2.GetServerInfoResponse, self._admin.GetServerInfo, request)
+
+    async def state(self) -> str:
+        """serving, loading or draining. Raises UnavailableError if the daemon cannot be reached."""
+        request = health_pb2.HealthCheckRequest()
+        health = await self.call(health_pb2.HealthCheckResponse, self._health.Check, request)
+        if health.status != health_pb2.HealthCheckResponse.SERVING:
+            try:
+                await self.tokenize("")  # a call that needs the model is refused with the reason
+            except UnavailableError as error:
+                if not error.reason:
+                    raise
+                return {"MODEL_LOADING": "loading", "DRAINING": "draining"}.get(error.reason, error.reason)
+        return "serving"

@@ -133,8 +133,13 @@ class Conversation:
     def is_new(self) -> bool:
         return self._position == 0
 
-    async def say(self, text: str, *, system: str = "", view: AnswerView | None = None) -> Answer:
-        """One turn. `system` is a system message in front of it, for the first turn. Raises as `follow`."""
+    async def say(
+        self, text: str, *, system: str = "", view: AnswerView | None = None, token_ids: bool = False
+    ) -> Answer:
+        """One turn. `system` is a system message in front of it, for the first turn. Raises as `follow`.
+
+        `token_ids` asks for the ids of the answer.
+        """
         if self._position is None:
             self._position = (await self._client.sessions.get(self.session.name)).position
         messages = [message("system", system)] if system else []
@@ -144,6 +149,7 @@ class Conversation:
             expected_position=self._position,
             sampling=self._sampling,
             stop=self._stop,
+            token_ids=token_ids,
         )
         # Known again only after a turn that ended by itself: after any other the daemon is asked.
         self._position = None

@@ -128,10 +128,11 @@ def session_lines(session: types_pb2.Session) -> str:
     return _rows(rows)
 
 
-def status_lines(address: str, info: admin_service_pb2.GetServerInfoResponse) -> str:
-    """The daemon's facts, one `name: value` per line."""
+def status_lines(address: str, state: str, info: admin_service_pb2.GetServerInfoResponse) -> str:
+    """The daemon's state and facts, one `name: value` per line."""
     rows = [
         ("address", address),
+        ("state", state),
         ("version", info.version),
         ("model", f"{info.model} ({info.architecture})" if info.architecture else info.model),
         ("content id", info.content_id),

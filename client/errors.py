@@ -25,6 +25,10 @@ class AddressError(ColibriError):
     """No daemon address, several to choose from, or one that cannot be used."""
 
 
+class NobodyThereError(ColibriError):
+    """No daemon behind a socket's path."""
+
+
 class ProtocolError(ColibriError):
     """The daemon broke the contract of a stream: events out of order, an end without `finished`."""
 

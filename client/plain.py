@@ -1,4 +1,7 @@
-"""Protocol messages as plain Python values, for `--json`: numbers stay numbers, durations are seconds."""
+"""Protocol messages as plain Python values, for `--json`: numbers stay numbers, durations are seconds.
+
+Only a seed is text: it uses all of its 64 bits, and most readers of JSON round a number above 2^53.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from colibri.client.events import seconds
 def plain(message: Message) -> dict[str, Any]:
     """Every scalar, list and map of a message by name, submessages only where they are set.
 
-    64-bit numbers stay numbers (the protobuf JSON form writes them as text), enums are their names, a Duration is
-    seconds, a Timestamp is RFC 3339 text.
+    64-bit numbers but a seed stay numbers (the protobuf JSON form writes all of them as text), enums are their names, a
+    Duration is seconds, a Timestamp is RFC 3339 text.
     """
     return {
         field.name: _value(field, getattr(message, field.name))
@@ -38,6 +41,8 @@ def _one(field: Any, value: Any) -> Any:
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(value)
         return known.name if known else value
+    if field.name == "seed":
+        return str(value)
     if field.type == field.TYPE_FLOAT:
         return _shortest(value)
     if isinstance(value, Duration):

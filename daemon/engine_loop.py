@@ -22,7 +22,7 @@ from colibri.daemon.live_sequences import RETRY_SECONDS, LiveSequences
 from colibri.daemon.meters import EngineCounters
 from colibri.daemon.model_port import ModelPort, PrefillPort, RowPort, SequencePort
 from colibri.daemon.scheduler import Pass, Phase, Plan, Scheduler
-from colibri.daemon.sessions import Session
+from colibri.daemon.sessions import HeldRecords, Session
 from colibri.daemon.store.store import SessionStore
 from colibri.daemon.store.token_log import Kind, LoggedGeneration, encode_json
 from colibri.daemon.store.writer import AppendResult, Entry
@@ -387,7 +387,7 @@ class EngineLoop:
             if result.durable:
                 generation.update(durable_offset=result.position - first)
 
-        self.store.append(session.stored, entries, len(session.tokens), False, on_result)
+        self.sequences.append(session, HeldRecords(entries, len(session.tokens), False, on_result))
 
     # ---- the end of a turn
 
@@ -428,7 +428,7 @@ class EngineLoop:
             self._release(turn, state, reason, error, stop_token)
 
         entry = Entry(Kind.GEN_END, payload=encode_json(end))
-        self.store.append(session.stored, [entry], len(session.tokens), True, on_result)
+        self.sequences.append(session, HeldRecords([entry], len(session.tokens), True, on_result))
 
     def _forget(self, turn: Turn, idle_positions: int = 0) -> None:
         """Takes a turn out of the schedule; under the lock."""

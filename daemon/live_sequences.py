@@ -2,7 +2,8 @@
 
 Owns which sessions have KV in memory and which of their pages the store has been given. Used by the engine's thread
 alone. Saving never waits for a drive where it need not: pages that do not fit into the store's queue are offered again
-later; only a sequence that must go at once waits for its pages to be taken.
+later; only a sequence that must go at once waits for its pages to be taken. Until then the records that would let the
+token log run ahead of them are held: the answer goes on, and what of it is called durable lags.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import time
 from collections.abc import Sequence
 
 from colibri.daemon.model_port import PAGE_POSITIONS, ModelPort
-from colibri.daemon.sessions import Session
+from colibri.daemon.sessions import HeldRecords, Session
 from colibri.daemon.store.pages import PageChain, PageName
 from colibri.daemon.store.store import SessionStore
 
 RETRY_SECONDS = 0.02
+
+# What a killed daemon may have to compute again: one page, and the last token, which has no KV yet. The log may be that
+# far ahead of the pages that were queued before it.
+MOST_AHEAD = PAGE_POSITIONS + 1
 
 
 class LiveSequences:
@@ -62,6 +67,7 @@ class LiveSequences:
         self._live.pop(session.id, None)
         self._unsaved.pop(session.id, None)
         sequence, session.sequence = session.sequence, None
+        self._release(session, every=True)
         if sequence is not None:
             sequence.close()
 
@@ -82,6 +88,22 @@ class LiveSequences:
         for session in list(self._live.values()):
             self.close(session)
 
+    # ---- the log
+
+    def append(self, session: Session, records: HeldRecords) -> None:
+        """Gives records to the store, in order, as soon as its pages allow it. Their `position` counts the tokens that
+        the log has then."""
+        session.held.append(records)
+        self._release(session)
+
+    def _release(self, session: Session, every: bool = False) -> None:
+        """`every`: there are no pages to wait for."""
+        every = every or session.sequence is None or bool(session.stored.kv_error)
+        limit = session.saved_pages * PAGE_POSITIONS + MOST_AHEAD
+        while session.held and (every or session.held[0].position <= limit):
+            records = session.held.popleft()
+            self._store.append(session.stored, records.entries, records.position, records.commit, records.on_result)
+
     # ---- saving
 
     def keep(self, session: Session) -> None:
@@ -101,24 +123,24 @@ class LiveSequences:
         """Queues the full pages that are not stored yet, as far as there is room; whether none is left. `tokens` and
         their `chain`: what the sequence holds, a prompt that is not committed yet included."""
         sequence, stored = session.sequence, session.stored
-        if sequence is None or stored.kv_error:
-            return True
-        while session.saved_pages < min(sequence.length, len(tokens)) // PAGE_POSITIONS:
+        pages = 0 if sequence is None else min(sequence.length, len(tokens)) // PAGE_POSITIONS
+        while sequence is not None and session.saved_pages < pages and not stored.kv_error:
             if not self._store.has_room():
-                return False
+                break
             name = chain.name(tokens, session.saved_pages)
             self._store.put_page(stored, name, sequence.export_page(session.saved_pages))
             session.saved_pages += 1
-        return True
+        self._release(session)
+        return session.saved_pages >= pages or bool(stored.kv_error)
 
     def save(self, session: Session, prune: bool = True) -> bool:
         """Queues all pages of the committed tokens, the partial one too; whether nothing is left. Then other pages are
         removed, if `prune`."""
         sequence = session.sequence
-        if sequence is None or session.stored.kv_error:
-            return True
         if not self.save_full(session, session.tokens, session.chain):
             return False
+        if sequence is None or session.stored.kv_error:
+            return True
         positions = min(sequence.length, len(session.tokens))
         names = session.page_names(positions)
         if positions % PAGE_POSITIONS and names[-1] != session.tail:

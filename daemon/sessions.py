@@ -2,7 +2,8 @@
 
 Owns the table of sessions and what a session is while the daemon runs: its committed tokens, its files, the sequence
 that holds its KV, and who is using it. Refuses ids that are not ids. The engine's front (engine.py) holds one lock
-around every call into the table; the engine thread owns `sequence`, `saved_pages` and, while a turn runs, `tokens`.
+around every call into the table; the engine thread owns `sequence`, `saved_pages`, `held` and, while a turn runs,
+`tokens`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import hashlib
 import time
 import uuid
 from array import array
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from colibri.daemon.engine_api import SessionState, SessionView
@@ -30,12 +31,24 @@ from colibri.daemon.store.meta import SessionMeta
 from colibri.daemon.store.pages import PageChain, PageName
 from colibri.daemon.store.store import SessionStore, StoredSession
 from colibri.daemon.store.token_log import LoggedGeneration
+from colibri.daemon.store.writer import AppendResult, Entry
+
+
+@dataclass(frozen=True)
+class HeldRecords:
+    """The arguments of SessionStore.append."""
+
+    entries: list[Entry]
+    position: int
+    commit: bool
+    on_result: Callable[[AppendResult], None]
 
 
 @dataclass
 class Session:
     """`tokens` are the committed ones. `active`: the name of the generation that is using it, "" when idle.
-    `saved_pages`: full pages on disk or on their way; `tail`: the partial page behind them, likewise."""
+    `saved_pages`: full pages on disk or on their way; `tail`: the partial page behind them, likewise. `held`: records
+    that must not come into the log before pages which the store has not been given yet."""
 
     stored: StoredSession
     tokens: array[int]
@@ -45,6 +58,7 @@ class Session:
     sequence: SequencePort | None = None
     saved_pages: int = 0
     tail: PageName | None = None
+    held: deque[HeldRecords] = field(default_factory=deque)
     last_used: float = field(default_factory=time.time)
 
     @property
@@ -59,7 +73,7 @@ class Session:
     def settled(self) -> bool:
         """Everything it has is on disk and nobody uses it: it may be forgotten and loaded again."""
         log = self.stored.log
-        busy = self.active or self.sequence is not None or self.stored.waiting
+        busy = self.active or self.sequence is not None or self.held or self.stored.pending
         return not (busy or log.error or log.backlog or log.position != len(self.tokens))
 
     def state(self) -> SessionState:

@@ -73,10 +73,43 @@ def test_a_wheel_built_from_the_sdist_is_complete(unpacked: Path, tmp_path: Path
 def test_the_commands_are_installed() -> None:
     scripts = {point.name: point.value for point in importlib.metadata.distribution("colibri").entry_points}
     assert scripts == {
-        "colibri": "colibri.client.cli:main",
-        "colibri-pack": "colibri.packer.cli:main",
-        "colibrid": "colibri.daemon.cli:main",
+        "colibri": "colibri.client.__main__:main",
+        "colibri-pack": "colibri.packer.__main__:main",
+        "colibrid": "colibri.daemon.__main__:main",
     }
+
+
+INTERRUPTED_IMPORT = """
+import importlib, sys
+module = sys.argv.pop(1)
+parents = {module.rpartition(".")[0], module}
+
+class Interrupt:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.split(".")[0] not in sys.stdlib_module_names and name != "colibri" and name not in parents:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt)
+sys.exit(importlib.import_module(module).main())
+"""
+
+
+@pytest.mark.parametrize("command", ["colibri", "colibri-pack", "colibrid"])
+def test_ctrl_c_during_the_imports_ends_a_command_quietly(command: str) -> None:
+    """The first import of anything but the way in is interrupted: that is where the waiting begins."""
+    (point,) = importlib.metadata.distribution("colibri").entry_points.select(name=command)
+    words = [sys.executable, "-P", "-c", INTERRUPTED_IMPORT, point.module, "--help"]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    "module", [f"colibri.{package}{tail}" for package in ("client", "packer", "daemon") for tail in ("", ".cli")]
+)
+def test_the_commands_run_as_modules(module: str) -> None:
+    words = [sys.executable, "-P", "-m", module, "--version"]
+    assert "colibri" in subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
 def test_the_installed_version_is_the_tree_s() -> None:

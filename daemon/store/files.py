@@ -60,8 +60,9 @@ def make_folder(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
-def write_new(path: Path, *parts: bytes | memoryview) -> None:
-    """Writes and syncs a file that does not exist yet; on an error nothing of it is left."""
+def write_new(path: Path, *parts: bytes | memoryview, sync: bool = True) -> None:
+    """Writes and syncs a file that does not exist yet; on an error nothing of it is left. Without `sync` a power cut
+    may leave anything of it."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -69,7 +70,8 @@ def write_new(path: Path, *parts: bytes | memoryview) -> None:
             for part in parts:
                 write_all(fd, part, offset)
                 offset += len(part)
-            os.fsync(fd)
+            if sync:
+                os.fsync(fd)
         finally:
             os.close(fd)
     except OSError:

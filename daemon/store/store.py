@@ -3,7 +3,8 @@
 Owns one folder per session (`meta.json`, `tokens.log`, and `kv/` with a hard link to every page that the session uses;
 a page without links but its own is nobody's and goes). Loading never trusts a byte: a torn tail is cut off and said, a
 damaged log is copied to quarantine and its readable prefix kept and marked CORRUPT, a bad page goes to quarantine and
-the pages before it are used. Writing is the writer thread's; see writer.py for what a full or failing drive means.
+the pages before it are used. Writing is the writer thread's, see writer.py for what a full or failing drive means; the
+syncer's thread makes pages durable and removes what they replace.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from colibri.daemon.model_port import PAGE_POSITIONS
 from colibri.daemon.store import files
 from colibri.daemon.store.folder import KV_FOLDER, LOG_FILE, META_FILE, StateFolder
 from colibri.daemon.store.meta import CorruptMark, SessionMeta, decode_meta, encode_meta
-from colibri.daemon.store.pages import BadPageError, PageChain, PageIdentity, PageName, decode_page, encode_header
+from colibri.daemon.store.page_files import PageFiles
+from colibri.daemon.store.pages import BadPageError, PageChain, PageIdentity, PageName
+from colibri.daemon.store.syncer import Syncer
 from colibri.daemon.store.token_log import (
     HEADER_BYTES,
     MAX_LOG_BYTES,
@@ -60,9 +63,10 @@ MAX_META_BYTES = 1 << 20
 
 @dataclass
 class StoredSession:
-    """One session's files. `links`: page file -> bytes; `waiting`: pages on their way to the drive, already readable;
-    `kv_error`: why no more KV is stored, "" while it is. The dictionaries are only changed key by key, so any thread
-    may look at them."""
+    """One session's files. `links`: page file -> bytes, written, perhaps not synced yet; `waiting`: pages still to be
+    written, already readable; `kv_position`: positions whose pages are synced; `pending`: pages and removals that are
+    not finished; `kv_error`: why no more KV is stored, "" while it is. The dictionaries are changed under `lock` and
+    key by key, so any thread may look at them."""
 
     meta: SessionMeta
     folder: Path
@@ -71,6 +75,8 @@ class StoredSession:
     waiting: dict[str, bytes] = field(default_factory=dict)
     kv_position: int = 0
     kv_error: str = ""
+    pending: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def disk_bytes(self) -> int:
@@ -80,7 +86,7 @@ class StoredSession:
 class SessionStore:
     """The state folder of one running model. Methods may be called from any thread; calls that concern one session
     come from one thread at a time. A `root` that is open (and locked) already is taken over. Raises StoreError when the
-    folder cannot be used at all. `max_waiting_bytes`: pages that may wait for the drive, in memory; one always may."""
+    folder cannot be used at all. `max_waiting_bytes`: pages that may wait in memory to be written; one always may."""
 
     def __init__(
         self,
@@ -93,17 +99,22 @@ class SessionStore:
         self.identity = identity
         self.durability = durability
         self.folder = root if isinstance(root, StateFolder) else StateFolder(root, identity.content_id, model)
+        self._pages = PageFiles(self.folder, identity)
         self._writer = Writer(durability, max_waiting_bytes)
+        self._syncer = Syncer(self._pages.sync)
         self._ids = set(self.folder.session_ids())
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Writes what is queued, then gives the folder back. Idempotent."""
+        """Writes and syncs what is queued, then gives the folder back. Idempotent."""
         self._writer.close()
+        self._syncer.close()
         self.folder.close()
 
     def flush(self) -> None:
+        """Waits until everything queued so far is on the drive."""
         self._writer.flush()
+        self._syncer.flush()
 
     def ids(self) -> list[str]:
         with self._lock:
@@ -150,6 +161,7 @@ class SessionStore:
             meta = self._repair(folder, data, meta, image, content)
             links = {e.name: e.stat().st_size for e in os.scandir(folder / KV_FOLDER) if e.name.endswith(".kvp")}
             self._sync_log(folder / LOG_FILE, image.valid_bytes if image.chain is not None else len(data))
+            files.sync_folder(folder / KV_FOLDER)
         except UnknownVersionError as error:
             raise StoreError(f"session {session}: {error}", session=session) from error
         except (OSError, ValueError) as error:
@@ -160,7 +172,7 @@ class SessionStore:
         chain = image.chain or Chain(b"", 0)
         logfile = LogFile(folder / LOG_FILE, chain, image.valid_bytes, position, position, broken=image.chain is None)
         stored = StoredSession(meta, folder, logfile, links)
-        stored.kv_position = sum(page.positions for page in self.cached_pages(stored, content.tokens, None))
+        stored.kv_position = self._secure_pages(stored, content.tokens)
         return stored, content
 
     def delete(self, session: str) -> None:
@@ -175,7 +187,7 @@ class SessionStore:
             except OSError as error:
                 done.set_exception(StoreError(f"session {session} cannot be removed: {error}", session=session))
 
-        self._writer.submit(run)
+        self._behind_pages(run)
         done.result()
         with self._lock:
             self._ids.discard(session)
@@ -205,7 +217,7 @@ class SessionStore:
                 stored.kv_error = stored.kv_error or f"metadata cannot be written: {error}"
                 log.error("session %s: %s", meta.session, stored.kv_error)
 
-        self._writer.submit(run)
+        self._behind_pages(run)
 
     def check_content(self, stored: StoredSession) -> None:
         """Raises ContentMismatchError if the session belongs to another model."""
@@ -270,24 +282,39 @@ class SessionStore:
         waiting = stored.waiting.get(name.file)
         if waiting is not None:
             return waiting
-        path = stored.folder / KV_FOLDER / name.file
-        try:
-            return decode_page(self.identity, name, files.read_all(path, self.identity.file_bytes))
-        except (BadPageError, OSError) as error:
-            self._set_aside(stored, name, path, str(error))
-        stored.kv_position = min(stored.kv_position, name.first)
-        return None
+        link = self._pages.link(stored.folder, name)
+        page = self._read_page(stored, name, link)
+        if page is None:
+            stored.kv_position = min(stored.kv_position, name.first)
+        elif not self._pages.synced(link):  # a killed daemon wrote it: from here on this one builds on it
+            self._sync_page(stored, name)
+        return page
 
     def put_page(self, stored: StoredSession, name: PageName, page: bytes) -> None:
         """Queues a page. An error ends KV persistence for this session (stored.kv_error); nothing else."""
-        stored.waiting[name.file] = page
-        self._writer.submit(lambda: self._put_page(stored, name, page), self.identity.file_bytes)
+        with stored.lock:
+            stored.waiting[name.file] = page
+            stored.pending += 1
+        self._writer.submit_page(stored.log, lambda: self._put_page(stored, name), self.identity.file_bytes)
 
     def keep_pages(self, stored: StoredSession, names: Iterable[PageName]) -> None:
-        """Queues the removal of this session's links to all pages but these, which are those of its committed tokens in
-        order: superseded tails, other numerics, prompts that came to nothing."""
-        keep = list(names)
-        self._writer.submit(lambda: self._keep_pages(stored, keep))
+        """Forgets this session's pages but these, which are those of its committed tokens in order: superseded tails,
+        other numerics, prompts that came to nothing. Their links are removed once these pages are durable."""
+        kept = list(names)
+        keep = {name.file for name in kept}
+        with stored.lock:
+            if stored.kv_error:
+                return
+            dropped = [file for file in (*stored.links, *stored.waiting) if file not in keep]
+            for file in dropped:
+                stored.links.pop(file, None)
+                stored.waiting.pop(file, None)
+            stored.pending += 1
+        self._behind_pages(lambda: self._prune(stored, kept, dropped))
+
+    def _behind_pages(self, run: Callable[[], None]) -> None:
+        """Runs `run` when all pages queued before are durable, where no log waits for it."""
+        self._writer.submit(lambda: self._syncer.then(run))
 
     # ---- reading a log
 
@@ -333,77 +360,120 @@ class SessionStore:
         finally:
             os.close(fd)
 
+    # ---- pages that a dead daemon left
+
+    def _secure_pages(self, stored: StoredSession, tokens: Sequence[int]) -> int:
+        """Positions of `tokens` whose pages are on the drive. What was written and perhaps never synced is checked, for
+        a power cut may have left its name only, and synced now."""
+        position = 0
+        for name in self.cached_pages(stored, tokens, None):
+            link = self._pages.link(stored.folder, name)
+            try:
+                if not self._pages.synced(link):
+                    if self._read_page(stored, name, link) is None:
+                        break
+                    self._pages.sync(link)
+            except OSError as error:
+                self._set_aside(stored, name, link, str(error))
+                break
+            position = name.first + name.positions
+        return position
+
+    def _read_page(self, stored: StoredSession, name: PageName, link: Path) -> bytes | None:
+        try:
+            return self._pages.read(link, name)
+        except (BadPageError, OSError) as error:
+            self._set_aside(stored, name, link, str(error))
+            return None
+
+    def _set_aside(self, stored: StoredSession, name: PageName, link: Path, reason: str) -> None:
+        with stored.lock:
+            stored.links.pop(name.file, None)
+        try:
+            self._pages.set_aside(link, f"session {stored.meta.session}, positions from {name.first}: {reason}")
+        except OSError as error:
+            log.error("session %s: bad page %s (%s) cannot be moved: %s", stored.meta.session, link, reason, error)
+
     # ---- pages, on the writer thread
 
-    def _put_page(self, stored: StoredSession, name: PageName, page: bytes) -> None:
+    def _put_page(self, stored: StoredSession, name: PageName) -> None:
         try:
-            self._store_page(stored, name, page)
+            if self._write_page(stored, name):
+                self._sync_page(stored, name)
         finally:
-            stored.waiting.pop(name.file, None)
+            with stored.lock:
+                stored.pending -= 1
 
-    def _store_page(self, stored: StoredSession, name: PageName, page: bytes) -> None:
-        if stored.kv_error:
-            return
+    def _write_page(self, stored: StoredSession, name: PageName) -> bool:
+        """Whether the session has the page now. It has not where the page was dropped while it waited."""
+        page = stored.waiting.get(name.file)
+        if page is None:
+            return False
+        written = False
         try:
-            if name.file not in stored.links:
-                self._publish(name, page)
-                link = stored.folder / KV_FOLDER / name.file
-                os.link(self.folder.page(name.file), link)
-                files.sync_folder(link.parent)
-                stored.links[name.file] = self.identity.file_bytes
+            if not stored.kv_error:
+                if name.file not in stored.links:
+                    self._pages.write(stored.folder, name, page)
+                written = True
         except OSError as error:
-            stored.kv_error = f"KV from position {name.first} on is not stored: {error.strerror or error}"
-            log.error("session %s: %s", stored.meta.session, stored.kv_error)
-            return
-        if name.first <= stored.kv_position:
-            stored.kv_position = max(stored.kv_position, name.first + name.positions)
+            self._end_kv(stored, name, error)
+        finally:
+            with stored.lock:
+                if written and name.file in stored.waiting:
+                    stored.links[name.file] = self.identity.file_bytes
+                stored.waiting.pop(name.file, None)
+        return name.file in stored.links
 
-    def _publish(self, name: PageName, page: bytes) -> None:
-        """Puts the page among the shared ones, unless it is there."""
-        path = self.folder.page(name.file)
-        files.make_folder(path.parent)
-        if not path.exists() or path.stat().st_size != self.identity.file_bytes:
-            files.write_atomic(path, encode_header(self.identity, name, page), page)
+    def _sync_page(self, stored: StoredSession, name: PageName) -> None:
+        with stored.lock:
+            stored.pending += 1
+        self._syncer.page(self._pages.link(stored.folder, name), lambda error: self._page_synced(stored, name, error))
 
-    def _keep_pages(self, stored: StoredSession, names: list[PageName]) -> None:
-        if stored.kv_error:
-            return
-        keep = {name.file for name in names}
-        for file in [file for file in list(stored.links) if file not in keep]:
-            try:
-                self._unlink(stored.folder / KV_FOLDER / file)
-            except OSError as error:
-                log.warning("session %s: page %s cannot be removed: %s", stored.meta.session, file, error)
-                continue
-            del stored.links[file]
-        stored.kv_position = 0
-        for name in names:
-            if name.file not in stored.links:
-                break
-            stored.kv_position = name.first + name.positions
+    def _end_kv(self, stored: StoredSession, name: PageName, error: OSError) -> None:
+        stored.kv_error = f"KV from position {name.first} on is not stored: {error.strerror or error}"
+        log.error("session %s: %s", stored.meta.session, stored.kv_error)
 
-    def _unlink(self, link: Path) -> None:
-        """Removes one session's link, and the page with its last one."""
-        link.unlink(missing_ok=True)
-        shared = self.folder.page(link.name)
-        if shared.exists() and shared.stat().st_nlink == 1:
-            shared.unlink()
+    # ---- pages, on the syncer's thread
 
-    def _set_aside(self, stored: StoredSession, name: PageName, path: Path, reason: str) -> None:
-        """A bad page leaves the shared ones too, so that a good one can be written under its name again."""
-        stored.links.pop(name.file, None)
-        shared = self.folder.page(name.file)
+    def _page_synced(self, stored: StoredSession, name: PageName, error: OSError | None) -> None:
+        with stored.lock:
+            stored.pending -= 1
+            if name.file not in stored.links:  # dropped meanwhile
+                return
+            if error is None:
+                if name.first <= stored.kv_position:
+                    stored.kv_position = max(stored.kv_position, name.first + name.positions)
+                return
+            del stored.links[name.file]
+        if not stored.kv_error:
+            self._end_kv(stored, name, error)
         try:
-            if shared.exists() and path.exists() and shared.samefile(path):
-                shared.unlink()
-            self.folder.quarantine.move(path, f"session {stored.meta.session}, positions from {name.first}: {reason}")
-        except OSError as error:
-            log.error("session %s: bad page %s (%s) cannot be moved: %s", stored.meta.session, path, reason, error)
+            self._pages.unlink(self._pages.link(stored.folder, name))
+        except OSError as failure:
+            log.error("session %s: page %s cannot be removed: %s", stored.meta.session, name.file, failure)
+
+    def _prune(self, stored: StoredSession, kept: list[PageName], dropped: list[str]) -> None:
+        with stored.lock:
+            stored.pending -= 1
+            if not stored.kv_error:
+                stored.kv_position = 0
+                for name in kept:
+                    if name.file not in stored.links:
+                        break
+                    stored.kv_position = name.first + name.positions
+        for file in dropped if not stored.kv_error else ():
+            with stored.lock:  # nobody takes it up again in this moment
+                if file in stored.links or file in stored.waiting:
+                    continue
+                try:
+                    self._pages.unlink(stored.folder / KV_FOLDER / file)
+                except OSError as error:
+                    log.warning("session %s: page %s cannot be removed: %s", stored.meta.session, file, error)
 
     def _delete(self, folder: Path) -> None:
         gone = folder.with_name(f"{files.DELETED}{secrets.token_hex(8)}")
         os.rename(folder, gone)
         files.sync_folder(gone.parent)
         for link in list(gone.glob(f"{KV_FOLDER}/*")):
-            self._unlink(link)
+            self._pages.unlink(link)
         shutil.rmtree(gone)

@@ -1,7 +1,9 @@
-"""The thread on which everything durable is written, so that no decode step ever waits for a drive.
+"""The thread that writes token logs and KV pages, so that no decode step ever waits for a drive.
 
 Owns the order of writes: records of token logs first, synced before they are called durable; KV pages and everything
-else behind them, one piece at a time. Owns what a failed write means: a full disk keeps the records and tries again
+else behind them, one piece at a time. But a record waits for the pages that its session queued before it: whoever is
+killed leaves a log that is never far ahead of its pages. A page is only written here, which is quick; syncer.py brings
+it to the drive. Owns what a failed write means: a full disk keeps the records and tries again
 with the next ones; after any other error the log is never written again, because after a failed fsync nobody knows what
 is on the drive. The folder's layout belongs to store.py.
 """
@@ -60,6 +62,8 @@ class LogFile:
     backlog: bytearray = field(default_factory=bytearray)  # records that a full disk did not take
     error: str = ""
     broken: bool = False  # never to be written again by this process
+    pages_queued: int = 0
+    pages_done: int = 0  # written, or given up
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,18 @@ class _Append:
     position: int
     commit: bool
     on_result: Callable[[AppendResult], None]
+    behind: int  # pages of its session that go first
+
+    @property
+    def ready(self) -> bool:
+        return self.file.pages_done >= self.behind
 
 
 @dataclass(frozen=True)
 class _Job:
     run: Callable[[], None]
-    bytes: int
+    bytes: int = 0
+    file: LogFile | None = None  # the log of the session whose page this is
 
 
 class Writer:
@@ -102,18 +112,26 @@ class Writer:
         commit: bool,
         on_result: Callable[[AppendResult], None],
     ) -> None:
-        """Appends records after which the session has `position` tokens. `commit`: the end of a turn. `on_result` is
-        called on the writer thread, in order."""
+        """Appends records after which the session has `position` tokens, behind the pages it queued before. `commit`:
+        the end of a turn. `on_result` is called on the writer thread, in order."""
         with self._changed:
             self._check_open()
-            self._appends.append(_Append(file, entries, position, commit, on_result))
+            self._appends.append(_Append(file, entries, position, commit, on_result, file.pages_queued))
             self._changed.notify_all()
 
-    def submit(self, run: Callable[[], None], size: int = 0) -> None:
+    def submit(self, run: Callable[[], None]) -> None:
         """Runs `run` behind all that was queued before; it reports its own errors."""
         with self._changed:
             self._check_open()
-            self._jobs.append(_Job(run, size))
+            self._jobs.append(_Job(run))
+            self._changed.notify_all()
+
+    def submit_page(self, file: LogFile, run: Callable[[], None], size: int) -> None:
+        """Likewise a page of `size` bytes, of the session with this log: `run` writes it, without a sync."""
+        with self._changed:
+            self._check_open()
+            file.pages_queued += 1
+            self._jobs.append(_Job(run, size, file))
             self._waiting_bytes += size
             self._changed.notify_all()
 
@@ -148,13 +166,16 @@ class Writer:
                 if not (self._appends or self._jobs):
                     return
                 self._busy = True
-                appends, self._appends = self._appends, deque()
+                appends = [append for append in self._appends if append.ready]
+                self._appends = deque(append for append in self._appends if not append.ready)
                 job = self._jobs.popleft() if self._jobs else None
             self._guarded(functools.partial(self._write_logs, appends))
             if job is not None:
                 self._guarded(job.run)
                 with self._changed:
                     self._waiting_bytes -= job.bytes
+                    if job.file is not None:
+                        job.file.pages_done += 1
 
     @staticmethod
     def _guarded(work: Callable[[], None]) -> None:
@@ -164,7 +185,7 @@ class Writer:
         except Exception:
             log.critical("the store's writer met an unexpected error", exc_info=True)
 
-    def _write_logs(self, appends: deque[_Append]) -> None:
+    def _write_logs(self, appends: list[_Append]) -> None:
         by_file: dict[int, list[_Append]] = {}
         for append in appends:
             by_file.setdefault(id(append.file), []).append(append)

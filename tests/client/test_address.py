@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from colibri.client import AddressError
-from colibri.client.address import parse, resolve
+from colibri.client import AddressError, NobodyThereError
+from colibri.client.address import check_socket, parse, resolve
 
 
 def listen(path: Path) -> socket.socket:
@@ -69,3 +72,44 @@ def test_tcp_beyond_this_machine_is_refused(address: str) -> None:
 def test_malformed_addresses_are_refused(address: str) -> None:
     with pytest.raises(AddressError, match="neither"):
         parse(address)
+
+
+def test_an_address_that_is_not_utf_8_is_refused() -> None:
+    for address in ("unix:/run/\udcff.sock", "/run/\udcff.sock", "localhost\udcff:1"):
+        with pytest.raises(AddressError, match="not UTF-8"):
+            parse(address)
+
+
+@contextmanager
+def somebody_else() -> Iterator[None]:
+    """Root may open everything: it tries as nobody."""
+    mine = os.geteuid()
+    if mine == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(mine)
+
+
+def test_what_is_wrong_with_a_socket_is_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "d.sock"
+    for target in (f"unix:{path}", f"unix:{path}/below"):
+        with pytest.raises(NobodyThereError, match=f"^no daemon at {target.removeprefix('unix:')}$"):
+            check_socket(target)
+    with listen(path) as listener:
+        with pytest.raises(NobodyThereError, match=f"^{path} is there, but nobody listens$"):
+            check_socket(f"unix:{path}")
+        listener.listen()
+        check_socket(f"unix:{path}")
+        check_socket(f"unix://{path}")
+        path.chmod(0)
+        with somebody_else(), pytest.raises(AddressError, match=f"^no access to {path}: are you in its group"):
+            check_socket(f"unix:{path}")
+    (tmp_path / "file").touch()
+    with pytest.raises(AddressError, match=f"^{tmp_path}/file is not a socket$"):
+        check_socket(f"unix:{tmp_path}/file")
+
+
+def test_what_is_no_path_is_left_to_grpc() -> None:
+    check_socket("localhost:1")

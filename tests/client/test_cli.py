@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
-from colibri.client.cli import exit_code, main
+from colibri.client.cli import exit_code
 from colibri.client.errors import from_error_detail
 from colibri.v1 import types_pb2
 from testkit.fake_daemon import FakeDaemon, delta, fake_daemon, finished, script_of, started
@@ -45,9 +45,10 @@ async def spawn(daemon: FakeDaemon | None, *arguments: str, **options: Any) -> a
     )
 
 
-async def colibri(daemon: FakeDaemon | None, *arguments: str, stdin: str = "") -> Result:
+async def colibri(daemon: FakeDaemon | None, *arguments: str, stdin: str | bytes = "") -> Result:
     process = await spawn(daemon, *arguments)
-    out, err = await asyncio.wait_for(process.communicate(stdin.encode()), 60)
+    given = stdin.encode() if isinstance(stdin, str) else stdin
+    out, err = await asyncio.wait_for(process.communicate(given), 60)
     return Result(process.returncode, out.decode(), err.decode())
 
 
@@ -103,6 +104,8 @@ def test_one_question_in_a_session_that_is_made_and_then_found(tmp_path: Path) -
         assert (result.code, result.err) == (0, "")
         assert (document["text"], document["finish_reason"]) == (ANSWER.strip(), "EOS")
         assert document["session"] == "sessions/paris"
+        assert document["token_ids"] == [100, 101, 102]
+        assert (first.output.token_ids, daemon.requests[-1].output.token_ids) == (False, True)
         assert document["generation"]["usage"]["expert_bytes_read"] == 3 << 20
         assert document["generation"]["usage"]["prefill_time"] == 2.0
         assert daemon.requests[-1].expected_position == 33
@@ -153,7 +156,7 @@ class Terminal:
         raise AssertionError(f"{text!r} was never shown, but {self.seen!r}")
 
     def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
+        os.write(self._master, text.encode(errors="surrogateescape"))
 
     def close(self) -> None:
         os.close(self._master)
@@ -186,6 +189,9 @@ def test_ctrl_c_ends_the_turn_and_the_terminal_session_goes_on(tmp_path: Path) -
             await terminal.until("the queue is full")
             await terminal.until("> ")
             daemon.refusal = None
+            terminal.type("bad \udcff line\n")
+            await terminal.until("the line is not UTF-8 at byte 4")
+            await terminal.until("> ")
             terminal.type("again\n")
             await terminal.until("is Paris.")
             assert daemon.requests[-1].expected_position == daemon.sessions["sessions/paris"].position - 33
@@ -197,6 +203,32 @@ def test_ctrl_c_ends_the_turn_and_the_terminal_session_goes_on(tmp_path: Path) -
                 process.kill()
                 await process.wait()
             terminal.close()
+
+    run(tmp_path, body)
+
+
+def test_ctrl_c_at_the_prompt_ends_the_chat_with_130(tmp_path: Path) -> None:
+    async def body(daemon: FakeDaemon) -> None:
+        terminal = Terminal()
+        process = await terminal.start(daemon)
+        try:
+            await terminal.until("> ")
+            process.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(process.wait(), 20) == 130
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            terminal.close()
+
+    run(tmp_path, body)
+
+
+def test_a_line_that_is_not_utf_8_is_a_usage_error(tmp_path: Path) -> None:
+    async def body(daemon: FakeDaemon) -> None:
+        result = await colibri(daemon, "chat", "--session", "paris", stdin=b"bad \xff line\n")
+        assert (result.code, result.out) == (2, "")
+        assert result.err == "colibri: the line is not UTF-8 at byte 4\n"
 
     run(tmp_path, body)
 
@@ -245,6 +277,8 @@ def test_generate_takes_a_prompt_a_file_or_standard_input(tmp_path: Path) -> Non
             daemon, "generate", "--file", str(tmp_path / "prompt.txt"), "--json", "--max-tokens", "3"
         )
         assert json.loads(result.out)["text"] == ANSWER.strip()
+        assert json.loads(result.out)["token_ids"] == [100, 101, 102]
+        assert daemon.requests[-1].output.token_ids
         assert (await colibri(daemon, "generate", "--file", "-", stdin="piped")).code == 0
         given = [request.input.text for request in daemon.requests]
         assert given == ["hello", " from é file\n", "piped"]
@@ -289,6 +323,13 @@ def test_sessions_are_listed_shown_and_removed(tmp_path: Path) -> None:
         missing = await colibri(daemon, "sessions", "rm", "alpha")
         assert missing.code == 1
         assert "sessions/alpha does not exist (NOT_FOUND/SESSION_NOT_FOUND: session=sessions/alpha)" in missing.err
+        several = await colibri(daemon, "sessions", "rm", "alpha", "gamma", "beta")
+        assert several.code == 1
+        first, second, last = several.err.splitlines()
+        assert "sessions/alpha does not exist" in first
+        assert "sessions/beta does not exist" in second
+        assert last == "colibri: 2 of 3 sessions could not be removed"
+        assert daemon.sessions == {}
 
     run(tmp_path, body)
 
@@ -297,11 +338,37 @@ def test_status(tmp_path: Path) -> None:
     async def body(daemon: FakeDaemon) -> None:
         shown = (await colibri(daemon, "status")).out
         assert "model:             tiny\n" in shown
+        assert "state:             serving\n" in shown
         assert f"address:           {daemon.address}\n" in shown
         document = json.loads((await colibri(daemon, "status", "--json")).out)
         assert (document["version"], document["max_context"], document["capabilities"]) == ("1.2.3", 4096, ["sessions"])
+        daemon.unready = "MODEL_LOADING"
+        loading = await colibri(daemon, "status", "--json")
+        assert (loading.code, json.loads(loading.out)["state"]) == (0, "loading")
+        daemon.unready = "DRAINING"
+        draining = await colibri(daemon, "status", "--wait", "1.5")
+        assert (draining.code, draining.out) == (75, "")
+        assert draining.err == "colibri: --wait 1.5: the daemon is draining\n"
 
     run(tmp_path, body)
+
+
+def test_status_waits_for_a_daemon_that_is_not_there_yet(tmp_path: Path) -> None:
+    async def whole() -> None:
+        nobody = await colibri(None, "status", "--addr", f"unix:{tmp_path}/none.sock", "--wait", "0.5")
+        assert (nobody.code, nobody.err) == (75, f"colibri: --wait 0.5: no daemon at {tmp_path}/none.sock\n")
+        process = await spawn(None, "status", "--addr", f"unix:{tmp_path}/fake.sock", "--wait", "60")
+        await asyncio.sleep(3)
+        async with fake_daemon(tmp_path) as daemon:
+            daemon.unready = "MODEL_LOADING"
+            await asyncio.sleep(1)
+            assert process.returncode is None
+            daemon.unready = ""
+            out, _ = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 0
+        assert b"state:             serving\n" in out
+
+    asyncio.run(whole())
 
 
 @pytest.mark.parametrize(
@@ -340,11 +407,24 @@ def test_a_refusal_is_one_line_on_standard_error(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
+def test_a_refused_field_is_told_by_its_flag(tmp_path: Path) -> None:
+    async def body(daemon: FakeDaemon) -> None:
+        for field, start in (("sampling.temperature", "--temperature: hot"), ("input.text", "hot")):
+            daemon.refusal = (grpc.StatusCode.INVALID_ARGUMENT, "hot", "INVALID_FIELD", None, {"field": field})
+            result = await colibri(daemon, "generate", "--prompt", "x", "--temperature", "9")
+            assert result.err == f"colibri: {start} (INVALID_ARGUMENT/INVALID_FIELD: field={field})\n"
+
+    run(tmp_path, body)
+
+
 def test_exit_codes_of_a_daemon_that_is_not_there_or_goes_away(tmp_path: Path) -> None:
     async def body(daemon: FakeDaemon) -> None:
         result = await colibri(None, "--help")
         assert result.code == 0
-        assert (await colibri(None, "status", "--addr", f"unix:{tmp_path}/nobody.sock")).code == 69
+        nobody = await colibri(None, "status", "--addr", f"unix:{tmp_path}/nobody.sock")
+        assert (nobody.code, nobody.err) == (69, f"colibri: no daemon at {tmp_path}/nobody.sock\n")
+        (tmp_path / "file").touch()
+        assert (await colibri(None, "chat", "--addr", f"unix:{tmp_path}/file")).code == 78
         assert (await colibri(None, "status", "--addr", "far.example:1")).code == 78
 
         async def dying(_: object) -> AsyncIterator[types_pb2.GenerateEvent]:
@@ -384,25 +464,3 @@ def test_an_answer_that_failed_shows_what_there_is_and_why(tmp_path: Path) -> No
         assert "colibri: layer 1 expert 3 (DATA_LOSS/EXPERT_CHECKSUM)" in result.err
 
     run(tmp_path, body)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["dance"],
-        ["chat", "--json"],
-        ["chat", "--top-k", "-1", "--message", "x"],
-        ["chat", "--seed", str(2**64), "--message", "x"],
-        ["generate"],
-        ["generate", "--prompt", "a", "--file", "b"],
-        ["sessions"],
-        ["sessions", "rm"],
-    ],
-)
-def test_usage_errors_exit_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    tail = ["--addr", "localhost:1"] if arguments and arguments[0] == "chat" else []
-    with pytest.raises(SystemExit) as caught:
-        main([*arguments, *tail])
-    assert caught.value.code == 2
-    assert capsys.readouterr().err

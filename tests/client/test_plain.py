@@ -21,6 +21,11 @@ def test_numbers_stay_numbers_and_only_set_submessages_appear() -> None:
     assert "expire_time" not in value
 
 
+def test_a_seed_is_text_for_readers_that_round_large_numbers() -> None:
+    assert plain(types_pb2.SamplingParams(seed=2**64 - 1)) == {"seed": str(2**64 - 1), "logit_bias": {}}
+    assert plain(types_pb2.Generation(seed=7))["seed"] == "7"
+
+
 def test_optional_scalars_appear_where_they_are_set() -> None:
     sampling = types_pb2.SamplingParams(temperature=0.0, logit_bias={5: -0.1})
     assert plain(sampling) == {"temperature": 0.0, "logit_bias": {"5": -0.1}}

@@ -18,6 +18,7 @@ from colibri.daemon.errors import ContextExceededError, SessionBusyError
 from colibri.daemon.generation import Generation, GenerationState, SamplingSpec
 from testkit.engine import EVER, Bench
 from testkit.fake_model import FakeModel, continuation
+from testkit.sessions import spoil
 
 SESSIONS = ("alpha", "beta", "gamma")
 sessions = st.sampled_from(SESSIONS)
@@ -136,7 +137,7 @@ class EngineLife(RuleBasedStateMachine):
         self.bench.stop()
         links = sorted(self.bench.root.glob(f"sessions/*/{session}/kv/*.kvp"))
         if page < len(links):
-            links[page].write_bytes(data)
+            spoil(links[page], data)
         self.bench.model = small_model()
         self.bench.start()
         self.settle_all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from colibri.daemon.engine_api import SessionState
 from colibri.daemon.generation import GenerationState
 from testkit.engine import EVER, Bench, until
 from testkit.fake_model import FakeModel, continuation
+from testkit.sessions import spoil
 
 PROMPT = list(range(100, 190))  # one page and a part
 
@@ -23,6 +26,10 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.engine.create_session("alpha")
     yield made
     made.stop()
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(EVER)
 
 
 def answer(history: list[int], given: list[int], count: int = 5) -> list[int]:
@@ -124,7 +131,6 @@ class TestRestarts:
         bench.model.item_seconds = 0.002
         turn = bench.submit(PROMPT, "alpha", max_tokens=400)
         until(turn, 150)
-        bench.store.flush()
         crashed = bench.crash(tmp_path / "crashed")
         tokens = crashed.engine.session_tokens("alpha")
         assert len(tokens) >= 90 + 149
@@ -136,6 +142,52 @@ class TestRestarts:
         assert usage.prompt_tokens - 1 - usage.cached_prompt_tokens <= 65
         assert again.tokens() == continuation([*tokens, 1], 5)
         crashed.stop()
+
+    @pytest.mark.parametrize("tokens", [1, 2, 40, 130])
+    def test_also_where_the_pages_are_slow_to_be_written(
+        self, tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, tokens: int
+    ) -> None:
+        """There is room for one page at a time: what the log would tell of the others is held until they are there."""
+        monkeypatch.setattr(bench.store._writer, "_max_page_bytes", 1)
+        real = bench.store._pages.write
+
+        def slow(*arguments: Any) -> None:
+            time.sleep(0.01)
+            real(*arguments)
+
+        monkeypatch.setattr(bench.store._pages, "write", slow)
+        turn = bench.submit(range(330), "alpha", max_tokens=170)
+        view = turn.view()
+        while view.durable_offset < tokens:
+            view = turn.wait_sync(view.version, EVER)
+        crashed = bench.crash(tmp_path / "crashed")
+        history = crashed.engine.session_tokens("alpha")
+        assert len(history) >= 330 + tokens
+        assert usage_of(crashed, [1])[1] >= len(history) - 65
+        crashed.stop()
+        view = turn.result(EVER)
+        assert view.durable_offset == view.next_offset == 170
+
+    def test_tokens_flow_while_no_page_can_be_written(self, bench: Bench) -> None:
+        """The engine does not wait: the answer is complete, and not called durable."""
+        gate = threading.Event()
+        bench.store._writer.submit(lambda: assert_set(gate))
+        turn = bench.submit(range(200), "alpha", max_tokens=150)
+        view = until(turn, 150)
+        assert (view.next_offset, view.durable_offset, view.state.finished) == (150, 0, False)
+        gate.set()
+        assert turn.result(EVER).durable_offset == 150
+
+    def test_tokens_become_durable_while_no_page_can_be_synced(self, bench: Bench) -> None:
+        gate = threading.Event()
+        bench.store._syncer.then(lambda: assert_set(gate))
+        turn = bench.submit(range(200), "alpha", max_tokens=150)
+        view = turn.result(EVER)
+        assert (view.next_offset, view.durable_offset) == (150, 150)
+        assert bench.engine.session("alpha").kv_position == 0
+        gate.set()
+        bench.store.flush()
+        assert bench.engine.session("alpha").kv_position == 349
 
     def test_a_request_is_not_run_twice_because_of_a_restart(self, bench: Bench) -> None:
         turn = bench.submit(PROMPT, "alpha", request_id="r", body_hash=b"1")
@@ -154,7 +206,7 @@ class TestRestarts:
         bench.stop()
         pages = bench.store.cached_pages(bench.store.load("alpha")[0], history, None)
         path = bench.store.folder.page(pages[1].file)
-        path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+        spoil(path, path.read_bytes()[:-1] + b"\xff")
         bench.model = FakeModel()
         bench.start()
         expected = answer(history, [1])

@@ -321,7 +321,7 @@ class TestFullDisk:
     def test_generation_goes_on_and_the_next_turn_catches_up(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def full(*_: object) -> None:
+        def full(*_: object, **__: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         history: list[int] = []

@@ -329,7 +329,7 @@ class TestFullAndFailingDrives:
         tokens = list(range(130))
         put_pages(store, one, tokens[:64])
 
-        def full(*_: object) -> None:
+        def full(*_: object, **__: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patched:

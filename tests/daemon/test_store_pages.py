@@ -6,7 +6,17 @@ import pytest
 
 from colibri.daemon.model_port import PageSection
 from colibri.daemon.store.pages import BadPageError, PageChain, PageIdentity, decode_page, encode_header
-from testkit.sessions import CONTENT, IDENTITY, OTHER_CONTENT, SECTIONS, new_session, open_store, page_bytes, put_pages
+from testkit.sessions import (
+    CONTENT,
+    IDENTITY,
+    OTHER_CONTENT,
+    SECTIONS,
+    new_session,
+    open_store,
+    page_bytes,
+    put_pages,
+    spoil,
+)
 
 TOKENS = list(range(1000, 1150))  # two full pages and one of 22
 
@@ -118,11 +128,11 @@ def test_a_bad_page_is_set_aside_and_the_pages_before_it_are_used(tmp_path: Path
     path = stored.folder / "kv" / names[1].file
     data = path.read_bytes()
     if harm == "flip":
-        path.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
+        spoil(path, data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
     elif harm == "remove":
         path.unlink()
     else:
-        path.write_bytes(data[:5000] if harm == "shorten" else b"")
+        spoil(path, data[:5000] if harm == "shorten" else b"")
     assert store.read_page(stored, names[0]) == page_bytes(names[0])
     assert store.read_page(stored, names[1]) is None
     assert store.cached_pages(stored, TOKENS, None) == names[:1]

@@ -48,14 +48,16 @@ class Bench:
 
     def crash(self, copy: Path, model: FakeModel | None = None, **options: Any) -> Bench:
         """Another bench on a copy of what is on the drive at one moment, as after kill -9; this one goes on."""
-        at_rest, copied = threading.Event(), threading.Event()
+        at_rest, copied = threading.Semaphore(0), threading.Event()
 
         def rest() -> None:
-            at_rest.set()
+            at_rest.release()
             copied.wait(EVER)
 
         self.store._writer.submit(rest)
-        assert at_rest.wait(EVER)
+        self.store._syncer.then(rest)
+        assert at_rest.acquire(timeout=EVER)
+        assert at_rest.acquire(timeout=EVER)
         shutil.copytree(self.root, copy / "state", copy_function=shutil.copy2)
         copied.set()
         _link_pages(copy / "state")

@@ -17,6 +17,7 @@ import grpc.aio
 from google.protobuf import any_pb2, duration_pb2, empty_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from colibri.v1 import (
     admin_service_pb2,
@@ -101,14 +102,19 @@ class FakeDaemon(
     inference_service_pb2_grpc.InferenceServiceServicer,
     inference_service_pb2_grpc.SessionServiceServicer,
     admin_service_pb2_grpc.AdminServiceServicer,
+    health_pb2_grpc.HealthServicer,  # type: ignore[misc]
 ):
-    """See the module. `refusal` (code, message, reason, retry seconds, metadata) fails every generation."""
+    """See the module. `refusal` (code, message, reason, retry seconds, metadata) fails every generation.
+
+    `unready` is the reason for which it does not serve, "" if it does.
+    """
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
         self.sessions: dict[str, types_pb2.Session] = {}
         self.script: Script | None = None
         self.refusal: tuple[Any, ...] | None = None
+        self.unready = ""
         self.cancelled = asyncio.Event()
         self.view_ended = asyncio.Event()
         self.time_left: dict[str, float | None] = {}  # by call: what was left of its deadline when it arrived
@@ -158,7 +164,13 @@ class FakeDaemon(
         self.requests.append(request)
         return types_pb2.Generation(name=request.name, next_offset=3)
 
-    async def Tokenize(self, request: Any, _: Any) -> Any:
+    async def Check(self, _: Any, __: Any) -> Any:
+        status = health_pb2.HealthCheckResponse
+        return status(status=status.NOT_SERVING if self.unready else status.SERVING)
+
+    async def Tokenize(self, request: Any, context: Any) -> Any:
+        if self.unready:
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, "not now", self.unready, 5)
         self.requests.append(request)
         return inference_service_pb2.TokenizeResponse(ids=[1] * request.add_bos + list(request.text.encode()))
 
@@ -218,6 +230,7 @@ async def fake_daemon(folder: Path) -> AsyncIterator[FakeDaemon]:
     register.add_SessionServiceServicer_to_server(daemon, server)
     register = admin_service_pb2_grpc
     register.add_AdminServiceServicer_to_server(daemon, server)
+    health_pb2_grpc.add_HealthServicer_to_server(daemon, server)
     server.add_insecure_port(daemon.address)
     await server.start()
     try:
