@@ -96,7 +96,7 @@ class TestA06Mtp:
     def test_only_as_many_layers_as_the_config_says(self, tmp_path: Path) -> None:
         beyond = {"model.layers.3.enorm.weight": torch.ones(64)}
         text = refusal(tmp_path, td_tensors() | mtp_tensors() | beyond, TD_CONFIG, num_nextn_predict_layers=1)
-        assert "1 tensors" in text
+        assert "1 tensor that" in text
         assert "model.layers.3.enorm.weight" in text
 
     def test_the_other_spelling(self, tmp_path: Path) -> None:
