@@ -142,7 +142,7 @@ class TestA03Copies:
         with Checkpoint.open(tq) as checkpoint:
             assert checkpoint.ignored_copies == 1
             assert checkpoint.tensors[DOWN_0].file.name == right
-            assert any("1 copies" in warning for warning in checkpoint.warnings)
+            assert any("1 copy of a tensor" in warning for warning in checkpoint.warnings)
 
     def test_without_index_it_is_refused(self, tq: Path) -> None:
         self.put_stale_copy(tq)
