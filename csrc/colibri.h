@@ -211,7 +211,8 @@ typedef struct cl_expert_layer {
 
 typedef struct cl_stripe {
     const char *path;
-    uint64_t bytes; /* the file must be at least this long */
+    uint64_t bytes;          /* the file must be at least this long */
+    const char *mirror_path; /* a second copy of the file on another drive, or NULL */
 } cl_stripe;
 
 /* ---- a model in memory ------------------------------------------------------------------------------------------ */
@@ -222,6 +223,14 @@ typedef struct cl_stripe {
 #define CL_DIRECT_ON 1
 #define CL_DIRECT_OFF 2
 #define CL_VERIFY_ALWAYS 0
+#define CL_VERIFY_FIRST 1 /* an extent is checked when it is read for the first time */
+#define CL_VERIFY_NEVER 2
+#define CL_IO_AUTO 0 /* io_uring where the kernel allows it, else threads */
+#define CL_IO_URING 1
+#define CL_IO_THREADS 2
+#define CL_SWITCH_AUTO 0 /* on where it wins */
+#define CL_SWITCH_ON 1
+#define CL_SWITCH_OFF 2
 #define CL_KV_PAGE_POSITIONS 64
 
 typedef struct cl_model_options {
@@ -246,9 +255,13 @@ typedef struct cl_model_options {
     int32_t activation;          /* CL_ACTIVATION_I8 or CL_ACTIVATION_I16, for quantised weights */
     const char *isa;             /* "auto", "generic", "avx2" */
     uint32_t threads;            /* compute threads; 0: all cores this process may use */
-    uint32_t io_threads;         /* per stripe; 0: 2 */
+    int32_t io_backend;          /* CL_IO_* */
+    uint32_t io_threads;         /* per stripe, where threads read; 0: 2 */
+    uint32_t io_depth;           /* requests in flight per stripe, where io_uring reads; 0: 4 */
     int32_t direct;              /* CL_DIRECT_* */
     int32_t verify;              /* CL_VERIFY_* */
+    int32_t lookahead;           /* CL_SWITCH_* */
+    double heat_half_life;       /* decode steps after which a use counts half; 0: the default */
     const int32_t *banned_tokens; /* never sampled (ids without a string); copied */
     uint32_t n_banned_tokens;
 } cl_model_options;

@@ -371,7 +371,7 @@ static void test_what_cannot_be_opened_leaves_nothing_behind(const tiny_model *t
     CHECK(cl_model_open(&m, &o, &err) == CL_INVALID || err.code == CL_CORRUPT);
     CHECK(m == NULL);
     stripes[0] = t->stripes[0];
-    stripes[1] = (cl_stripe){"/nonexistent/stripe", t->stripes[1].bytes};
+    stripes[1] = (cl_stripe){"/nonexistent/stripe", t->stripes[1].bytes, NULL};
     CHECK(cl_model_open(&m, &o, &err) == CL_IO && m == NULL && strstr(err.text, "stripe 1 (/nonexistent/stripe)"));
     o = t->options;
     o.expert_slots = INT32_MAX / 2;

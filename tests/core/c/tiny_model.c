@@ -154,7 +154,7 @@ static void put_experts(tiny_model *t, cl_format format) {
     for (int s = 0; s < 2; s++) {
         put_header(files[s], (uint32_t)s, at[s]);
         CHECK(fclose(files[s]) == 0);
-        t->stripes[s] = (cl_stripe){t->stripe_paths[s], at[s]};
+        t->stripes[s] = (cl_stripe){t->stripe_paths[s], at[s], NULL};
     }
 }
 
