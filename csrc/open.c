@@ -131,6 +131,7 @@ static void place_floats(cl_model *m, cl_carve *c) {
         {&w->router_logits, n, m->most_experts},
         {&w->route_scratch, n, 2 * (uint64_t)m->most_experts},
         {&w->weights, m->max_rows, m->most_top_k},
+        {&w->shared, n, hidden},
         {&w->output_gate, n, 1},
         {&w->cosine, n, rope},
         {&w->sine, n, rope},

@@ -187,6 +187,7 @@ static int combine_item(cl_prefill *p) {
     uint32_t n = tile_at(p, CL_TILE_TOKENS);
     uint64_t offset = (uint64_t)p->at * m->spec.hidden_size;
     if (layer_of(p)->spec.shared_intermediate_size) cl_ffn_begin(m, p->layer, p->h + offset, n);
+    cl_ffn_shared(m, p->layer, n);
     cl_ffn_combine(m, p->layer, p->h + offset, p->sum + offset, n);
     p->at += n;
     if (p->at == p->n) next_layer(p);
