@@ -133,6 +133,11 @@ typedef struct cl_work {
     struct cl_use *uses;                    /* [pairs] */
 } cl_work;
 
+/* Reads of the next layer's experts before its router has chosen them. */
+typedef struct cl_lookahead {
+    int32_t mode; /* CL_SWITCH_* */
+} cl_lookahead;
+
 struct cl_model {
     cl_arena arena;
     cl_pool *pool;
@@ -160,6 +165,7 @@ struct cl_model {
     cl_store store;
     cl_kv kv;
     cl_work work;
+    cl_lookahead lookahead;
     struct cl_prefill *prefills;
     uint32_t max_rows, max_prefills, pass_tokens, max_context, threads;
     uint8_t *banned; /* bitmap */
