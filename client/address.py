@@ -29,8 +29,8 @@ def resolve(
 
 
 def parse(address: str) -> str:
-    """Accepts `unix:<path>`, a path with a slash in it, or `<host>:<port>` of the own machine. A path may begin with `~/`
-    or `~user/`: behind `unix:` no shell replaces it."""
+    """Accepts `unix:<path>`, a path with a slash in it, or `<host>:<port>` of the own machine. A path may begin with
+    `~/` or `~user/`: behind `unix:` no shell replaces it."""
     try:
         address.encode("utf-8")
     except UnicodeEncodeError:

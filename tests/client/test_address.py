@@ -65,7 +65,7 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse("unix:~/run/x.sock") == parse("~/run/x.sock") == "unix:/home/ada/run/x.sock"
     assert parse("unix:/a/~/x.sock") == "unix:/a/~/x.sock"
     for address in ("unix:~nobody-of-this-name/x.sock", "~nobody-of-this-name/x.sock"):
-        with pytest.raises(AddressError, match="no home folder for ~nobody-of-this-name$"):
+        with pytest.raises(AddressError, match=r"no home folder for ~nobody-of-this-name$"):
             parse(address)
 
 
