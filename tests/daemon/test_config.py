@@ -92,12 +92,12 @@ def test_relative_paths_of_the_file_start_at_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("HOME", "/people/ada")
     given = {"container": "~/c", "listen": "unix:~/run/x.sock", "state": "~/s"}
     from_file = load_config({}, write(tmp_path, toml({key: f'"{value}"' for key, value in given.items()})), {})
     for config in (from_file, load_config(given, None, {})):
-        assert (config.container, config.state) == (Path("/home/ada/c"), Path("/home/ada/s"))
-        assert config.listen.target == "unix:/home/ada/run/x.sock"
+        assert (config.container, config.state) == (Path("/people/ada/c"), Path("/people/ada/s"))
+        assert config.listen.target == "unix:/people/ada/run/x.sock"
     for key in given:
         with pytest.raises(ConfigError, match=f"--{key}: .*: there is no home folder for ~nobody-of-this-name"):
             load_config(given | {key: given[key].replace("~", "~nobody-of-this-name")}, None, {})
