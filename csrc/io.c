@@ -36,7 +36,8 @@ typedef struct drive {
     int buffered_fd;
     pthread_mutex_t mutex;
     pthread_cond_t work;
-    queue urgent, ahead;
+    queue queues[CL_PRIORITIES];
+    uint32_t busy; /* threads that read */
 } drive;
 
 struct cl_io {
@@ -196,17 +197,36 @@ static cl_task *pop(queue *q) {
     return task;
 }
 
-static cl_task *next_task(drive *d) {
+/* The caller, a thread of the drive, holds its mutex. */
+static cl_task *pop_first(drive *d) {
+    cl_task *task = pop(&d->queues[CL_READ_URGENT]);
+    if (!task) task = pop(&d->queues[CL_READ_AHEAD]);
+    if (!task && d->busy == 0) task = pop(&d->queues[CL_READ_IDLE]);
+    return task;
+}
+
+static cl_task *next_task(drive *d, int was_busy) {
     pthread_mutex_lock(&d->mutex);
     cl_task *task = NULL;
+    if (was_busy) d->busy--;
     while (!atomic_load(&d->io->stop)) {
-        task = pop(&d->urgent);
-        if (!task) task = pop(&d->ahead);
+        task = pop_first(d);
         if (task) break;
         pthread_cond_wait(&d->work, &d->mutex);
     }
+    d->busy += task != NULL;
     pthread_mutex_unlock(&d->mutex);
     return task;
+}
+
+static int remove_from(queue *q, cl_task *task) {
+    for (cl_task **at = &q->head; *at; at = &(*at)->next) {
+        if (*at != task) continue;
+        *at = task->next;
+        if (!*at) q->tail = at;
+        return 1;
+    }
+    return 0;
 }
 
 static void fail_read(const drive *d, cl_task *task, int failed, uint64_t done) {
@@ -250,7 +270,9 @@ static void do_task(drive *d, cl_task *task) {
 
 static void *reader(void *argument) {
     drive *d = argument;
-    for (cl_task *task; (task = next_task(d));) {
+    int was_busy = 0;
+    for (cl_task *task; (task = next_task(d, was_busy));) {
+        was_busy = 1;
         do_task(d, task);
         /* After the last decrement the record belongs to the store again: do not touch it. */
         if (atomic_fetch_sub(&task->read->pending, 1) == 1) {
@@ -261,15 +283,33 @@ static void *reader(void *argument) {
     return NULL;
 }
 
-void cl_io_submit(cl_io *io, cl_read *read, const cl_extent *extents, uint32_t n, int urgent) {
+void cl_io_submit(cl_io *io, cl_read *read, const cl_extent *extents, uint32_t n, cl_priority priority) {
+    read->n_tasks = n;
+    read->priority = priority;
     atomic_store(&read->failed, 0);
     atomic_store(&read->pending, n);
     for (uint32_t i = 0; i < n; i++) {
         drive *d = &io->drives[extents[i].stripe];
         read->tasks[i] = (cl_task){NULL, read, &extents[i]};
         pthread_mutex_lock(&d->mutex);
-        push(urgent ? &d->urgent : &d->ahead, &read->tasks[i]);
+        push(&d->queues[priority], &read->tasks[i]);
         pthread_cond_signal(&d->work);
+        pthread_mutex_unlock(&d->mutex);
+    }
+}
+
+void cl_io_promote(cl_io *io, cl_read *read) {
+    cl_priority from = read->priority;
+    if (from == CL_READ_URGENT || atomic_load(&read->pending) == 0) return;
+    read->priority = CL_READ_URGENT;
+    for (uint32_t i = 0; i < read->n_tasks; i++) {
+        cl_task *task = &read->tasks[i];
+        drive *d = &io->drives[task->extent->stripe];
+        pthread_mutex_lock(&d->mutex);
+        if (remove_from(&d->queues[from], task)) {
+            push(&d->queues[CL_READ_URGENT], task);
+            pthread_cond_signal(&d->work);
+        }
         pthread_mutex_unlock(&d->mutex);
     }
 }
@@ -318,8 +358,7 @@ static int allocate(cl_io **out, uint32_t n, cl_counters *counters, cl_error *er
         d->io = io;
         d->stripe = i;
         d->direct_fd = d->buffered_fd = -1;
-        d->urgent.tail = &d->urgent.head;
-        d->ahead.tail = &d->ahead.head;
+        for (int p = 0; p < CL_PRIORITIES; p++) d->queues[p].tail = &d->queues[p].head;
         pthread_mutex_init(&d->mutex, NULL);
         pthread_cond_init(&d->work, NULL);
     }

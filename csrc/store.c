@@ -117,7 +117,7 @@ static void pin(cl_store *store, cl_slot *slot) {
     slot->last_use = ++store->clock;
 }
 
-static void start_read(cl_store *store, cl_slot *slot, uint32_t layer, uint32_t expert, int urgent) {
+static void start_read(cl_store *store, cl_slot *slot, uint32_t layer, uint32_t expert, cl_priority priority) {
     cl_store_layer *from = &store->layers[layer];
     if (slot->layer >= 0 && in_cache(store, slot)) cl_count(&store->counters->expert_evictions, 1);
     forget(store, slot);
@@ -130,7 +130,7 @@ static void start_read(cl_store *store, cl_slot *slot, uint32_t layer, uint32_t 
     slot->read.layer = from->layer;
     slot->read.expert = expert;
     cl_io_submit(store->io, &slot->read, from->extents + (uint64_t)expert * from->extents_per_record,
-                 from->extents_per_record, urgent);
+                 from->extents_per_record, priority);
 }
 
 cl_slot *cl_store_acquire(cl_store *store, uint32_t layer, uint32_t expert, cl_purpose purpose, int *loaded) {
@@ -139,7 +139,7 @@ cl_slot *cl_store_acquire(cl_store *store, uint32_t layer, uint32_t expert, cl_p
     if (!slot) {
         slot = choose(store, purpose);
         if (!slot) return NULL;
-        start_read(store, slot, layer, expert, purpose != CL_FOR_PREFILL);
+        start_read(store, slot, layer, expert, purpose == CL_FOR_PREFILL ? CL_READ_AHEAD : CL_READ_URGENT);
         *loaded = 1;
     }
     pin(store, slot);
