@@ -1,12 +1,12 @@
 /* decode.c - one token of each of several sequences through the whole model.
  *
  * Owns the walk over the layers and the union of what the rows want: an expert is read at most once per layer, however
- * many rows want it. A layer begins with its reads: what is in memory is pinned, then all that is absent is asked for in
- * ascending id, before any arithmetic, so that which records are evicted depends on what was asked for and never on the
- * order in which drives answer. While reads are under way the shared expert is computed, then the experts in memory,
- * then the others as they arrive, each into its own place; the sums are made in ascending id. A row that fails (read error, NaN, cancelled, no KV page) fails alone: from then on it
- * wants no experts, and what is computed for it is thrown away. Refuses to leave traces of it: its sequence keeps its
- * length.
+ * many rows want it. A layer begins with its reads: what is in memory is pinned, then all that is absent is asked for
+ * in ascending id, before any arithmetic, so that which records are evicted depends on what was asked for and never on
+ * the order in which drives answer. While reads are under way the shared expert is computed, then the experts in
+ * memory, then the others as they arrive, each into its own place; the sums are made in ascending id. A row that fails
+ * (read error, NaN, cancelled, no KV page) fails alone: from then on it wants no experts, and what is computed for it
+ * is thrown away. Refuses to leave traces of it: its sequence keeps its length.
  */
 #include "clock.h"
 #include "error.h"

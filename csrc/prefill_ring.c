@@ -3,9 +3,9 @@
  * Owns the slots that a cursor keeps pinned, also while it is suspended: the one of the expert at hand, and a queue of
  * reads ahead in the order in which they will be wanted. Experts are read in ascending id; when the last of a layer
  * have been asked for, those of the next MoE layer follow, so that the drives work while combine, attention and router
- * run: that layer's router has not chosen yet, but a pass of many tokens wants nearly all of them. Refuses to evict what
- * decoding keeps (CL_FOR_PREFILL), and to leave another cursor without a slot of the ring: a cursor that cannot get one
- * could neither go on nor keep what it has read.
+ * run: that layer's router has not chosen yet, but a pass of many tokens wants nearly all of them. Refuses to evict
+ * what decoding keeps (CL_FOR_PREFILL), and to leave another cursor without a slot of the ring: a cursor that cannot
+ * get one could neither go on nor keep what it has read.
  */
 #include "prefill.h"
 
