@@ -24,6 +24,7 @@ from colibri.core.tensors import crc32c
 from colibri.v1 import manifest_pb2
 from testkit.checkpoints import write_tq
 from testkit.packing import copy_container, pack_folder
+from testkit.wording import paths_named_twice
 
 Change = Callable[[manifest_pb2.Manifest], object]
 
@@ -47,8 +48,9 @@ def opened(folders: list[Path]) -> Container:
 
 
 def refused(folders: list[Path], match: str) -> None:
-    with pytest.raises(ContainerError, match=match):
+    with pytest.raises(ContainerError, match=match) as refusal:
         opened(folders)
+    assert paths_named_twice(str(refusal.value)) == []
 
 
 def rewrite(folders: list[Path], change: Change, *, sign: bool = True) -> None:
@@ -219,7 +221,7 @@ def test_a_stripe_with_bytes_behind_its_end_is_named(folders: list[Path]) -> Non
 def test_a_folder_too_many_is_named(folders: list[Path], tmp_path: Path) -> None:
     (tmp_path / "extra").mkdir()
     refused([*folders, tmp_path / "extra"], "extra holds no stripe of this container")
-    refused([*folders, folders[1]], "is the same folder as")
+    refused([*folders, folders[1]], "is given twice")
 
 
 def test_two_stripes_in_a_folder_are_refused(folders: list[Path]) -> None:
@@ -243,6 +245,25 @@ def test_the_first_component_that_fails_is_named(folders: list[Path], tmp_path: 
     )
     (tmp_path / "file").touch()
     refused([folders[0], tmp_path / "file" / "x", folders[2]], rf"{tmp_path}/file: is no folder")
+
+
+def test_a_path_that_fails_itself_is_said_once(folders: list[Path], tmp_path: Path) -> None:
+    missing = tmp_path / "no"
+    refused([folders[0], missing], f"^stripe folder {missing} cannot be read: No such file or directory; is the drive")
+    refused([folders[0], folders[1], folders[1]], f"^stripe folder {folders[1]} is given twice$")
+    twin = folders[1] / "twin"
+    twin.symlink_to(folders[1])
+    refused([*folders[:2], twin], f"^stripe folder {twin} is the same folder as {folders[1]}$")
+    (folders[0] / "extents.crc32c").unlink()
+    refused(folders, f"^{folders[0]}/extents.crc32c cannot be opened: No such file or directory")
+
+
+def test_what_the_caller_has_named_is_left_out(tmp_path: Path) -> None:
+    error = OSError(5, "Input/output error")
+    assert why_unreachable(tmp_path, error) == "Input/output error"
+    assert why_unreachable(tmp_path / "a", error).startswith("No such file or directory")
+    assert why_unreachable(tmp_path, error, named=tmp_path / "a") == f"{tmp_path}: Input/output error"
+    assert why_unreachable(tmp_path / "a", error, named=tmp_path / "b").startswith(f"{tmp_path}/a: No such file")
 
 
 @pytest.fixture
