@@ -4,9 +4,7 @@ import hashlib
 import os
 import random
 import shutil
-import stat
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ from hypothesis import strategies as st
 from colibri.core.container import Container, ContainerError, canonical_encoding, content_id, open_container
 from colibri.core.container_files import ALIGN, StripeHeader
 from colibri.core.identity import manifest_digest
-from colibri.core.paths import FolderLock, why_unreachable
+from colibri.core.paths import FolderLock
 from colibri.core.striping import EXTENT
 from colibri.core.tensors import crc32c
 from colibri.v1 import manifest_pb2
@@ -256,49 +254,6 @@ def test_a_path_that_fails_itself_is_said_once(folders: list[Path], tmp_path: Pa
     refused([*folders[:2], twin], f"^stripe folder {twin} is the same folder as {folders[1]}$")
     (folders[0] / "extents.crc32c").unlink()
     refused(folders, f"^{folders[0]}/extents.crc32c cannot be opened: No such file or directory")
-
-
-def test_what_the_caller_has_named_is_left_out(tmp_path: Path) -> None:
-    error = OSError(5, "Input/output error")
-    assert why_unreachable(tmp_path, error) == "Input/output error"
-    assert why_unreachable(tmp_path / "a", error).startswith("No such file or directory")
-    assert why_unreachable(tmp_path, error, named=tmp_path / "a") == f"{tmp_path}: Input/output error"
-    assert why_unreachable(tmp_path / "a", error, named=tmp_path / "b").startswith(f"{tmp_path}/a: No such file")
-
-
-@pytest.fixture
-def closed_folder() -> Iterator[Path]:
-    """A folder that only its owner may enter, below one that everybody may."""
-    base = Path(tempfile.mkdtemp())
-    base.chmod(0o755)
-    (base / "closed" / "inner").mkdir(parents=True)
-    (base / "closed").chmod(0o700 if os.geteuid() == 0 else 0o600)
-    try:
-        yield base / "closed"
-    finally:
-        (base / "closed").chmod(0o700)
-        shutil.rmtree(base)
-
-
-def test_a_folder_that_may_not_be_entered_is_named(closed_folder: Path) -> None:
-    uid = os.geteuid()
-    if uid == 0:
-        os.seteuid(65534)
-    try:
-        text = why_unreachable(closed_folder / "inner", PermissionError(13, "Permission denied"))
-    finally:
-        os.seteuid(uid)
-    mode = stat.S_IMODE(closed_folder.stat().st_mode)
-    assert f"{closed_folder}: may not be entered by uid" in text
-    assert f"(mode {mode:04o}, owner uid {uid})" in text
-
-
-def test_under_systemd_the_likely_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Path("/home", "nobody-is-called-this", "model")
-    monkeypatch.delenv("INVOCATION_ID", raising=False)
-    assert "ProtectHome" not in why_unreachable(path, OSError())
-    monkeypatch.setenv("INVOCATION_ID", "1")
-    assert "ProtectHome=" in why_unreachable(path, OSError())
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
