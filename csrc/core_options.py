@@ -20,6 +20,7 @@ KV_DTYPES: dict[str, int] = {"f16": 1, "f32": 2}
 ACTIVATIONS: dict[str, int] = {"i8": 1, "i16": 2}
 DIRECT: dict[str, int] = {"auto": 0, "on": 1, "off": 2}
 VERIFY: dict[str, int] = {"always": 0}
+SWITCH: dict[str, int] = {"auto": 0, "on": 1, "off": 2}
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class ModelOptions:
     expert_slots: experts kept in memory. kv_pages: pages of 64 positions for all sequences. ring_slots: read ring
     beside the cache. max_rows: decode rows in one step. max_prefills, pass_tokens: prefill cursors alive at once, and
     the longest pass of each. threads: 0 for all cores that the process may use. io_threads: per stripe, 0 for the
-    default. banned_tokens: ids that are never sampled.
+    default. lookahead: read experts before their router has chosen them; auto: decoding where it is measured to win,
+    prompts where nearly all will be wanted. banned_tokens: ids that are never sampled.
     """
 
     expert_slots: int
@@ -46,6 +48,7 @@ class ModelOptions:
     io_threads: int = 0
     direct: Literal["auto", "on", "off"] = "auto"
     verify: Literal["always"] = "always"
+    lookahead: Literal["auto", "on", "off"] = "auto"
     banned_tokens: tuple[int, ...] = ()
 
 
@@ -132,6 +135,7 @@ class COptions:
         c.activation = _choice("activation", ACTIVATIONS, options.activation)
         c.direct = _choice("direct", DIRECT, options.direct)
         c.verify = _choice("verify", VERIFY, options.verify)
+        c.lookahead = _choice("lookahead", SWITCH, options.lookahead)
         c.isa = self._keep("char[]", options.isa.encode())
         c.banned_tokens = self._keep("int32_t[]", list(options.banned_tokens))
         c.n_banned_tokens = len(options.banned_tokens)
