@@ -256,7 +256,7 @@ typedef struct cl_model_options {
     const char *isa;             /* "auto", "generic", "avx2" */
     uint32_t threads;            /* compute threads; 0: all cores this process may use */
     int32_t io_backend;          /* CL_IO_* */
-    uint32_t io_threads;         /* per stripe, where threads read; 0: 2 */
+    uint32_t io_threads;         /* per stripe, where threads read; 0: 4 */
     uint32_t io_depth;           /* requests in flight per stripe, where io_uring reads; 0: 4 */
     int32_t direct;              /* CL_DIRECT_* */
     int32_t verify;              /* CL_VERIFY_* */
@@ -304,7 +304,7 @@ typedef struct cl_model_stats {
 } cl_model_stats;
 void cl_model_get_stats(const cl_model *model, cl_model_stats *stats); /* [any thread] */
 
-#define CL_DRIVE_TEXT CL_ERROR_TEXT
+#define CL_DRIVE_TEXT 512
 /* One stripe's drive since the model was opened. A read here is one request to the drive, a piece of an extent. */
 typedef struct cl_drive_stats {
     int32_t backend;   /* CL_IO_URING or CL_IO_THREADS */

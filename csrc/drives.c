@@ -6,8 +6,9 @@
 #include "clock.h"
 #include "error.h"
 #include "format.h"
-#include "io.h"
+#include "io_drive.h"
 #include "model.h"
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -21,8 +22,8 @@ int cl_model_reopen_stripes(cl_model *model, cl_error *err) { return cl_io_reope
 
 /* ---- the probe ---- */
 
-#define MOST_PROBE_READS 64
-#define MOST_PROBE_REQUEST (1ull << 30)
+#define MOST_PROBE_READS (2 * CL_MOST_IO_DEPTH)
+#define MOST_PROBE_REQUEST (1ull << 28)
 
 typedef struct probe {
     cl_io *io;
@@ -109,6 +110,14 @@ static int check_arguments(const char *path, uint64_t request_bytes, uint32_t de
     return CL_OK;
 }
 
+/* Twice what is in flight, so that the drive's queue never runs dry while a read is replaced. */
+static uint32_t slots_for(cl_io *io, uint64_t request_bytes) {
+    cl_drive_stats drive;
+    cl_io_stats(io, &drive, 1);
+    uint64_t wanted = 2 * (uint64_t)drive.depth, enough = 2 + wanted * CL_MOST_REQUEST / request_bytes;
+    return (uint32_t)(wanted < enough ? wanted : enough);
+}
+
 static int measure(probe *p, double *bytes_per_second, cl_error *err) {
     int code = map_slots(p, err);
     if (!code) code = cl_io_start(p->io, p->memory, p->memory_bytes, err);
@@ -138,12 +147,13 @@ int cl_drive_probe(const char *path, uint64_t request_bytes, uint32_t depth, uin
     probe *p = calloc(1, sizeof *p);
     if (!p) return cl_fail(err, CL_NOMEM, "no memory to probe a drive");
     code = cl_io_open(&p->io, &options, &p->counters, err);
-    if (!code && stat(path, &s) == 0) {
+    if (!code && stat(path, &s) != 0)
+        code = cl_fail(err, CL_IO, "probe of %s: %s (errno %d)", path, strerror(errno), errno);
+    if (!code) {
         p->request_bytes = request_bytes;
         p->places = (uint64_t)s.st_size / request_bytes;
         p->reads = bytes / request_bytes;
-        /* Twice what is in flight, so that the drive's queue never runs dry while a read is replaced. */
-        p->n_slots = cl_io_slots_for(p->io, request_bytes, 2);
+        p->n_slots = slots_for(p->io, request_bytes);
         code = measure(p, bytes_per_second, err);
     }
     cl_io_close(p->io);

@@ -112,13 +112,14 @@ static int open_backends(cl_io *io, const cl_backend *backend, cl_error *err) {
 
 static int choose_backend(cl_io *io, int32_t wanted, cl_error *err) {
     if (wanted == CL_IO_THREADS) return open_backends(io, &cl_backend_threads, err);
-    int code = open_backends(io, &cl_backend_uring, err);
-    if (!code || wanted == CL_IO_URING) return code;
-    cl_error refusal = err ? *err : (cl_error){0};
+    cl_error refusal = {0};
+    int code = open_backends(io, &cl_backend_uring, &refusal);
+    if (!code) return CL_OK;
+    if (wanted == CL_IO_URING) return cl_fail(err, code, "option io_backend: %s", refusal.text);
     code = open_backends(io, &cl_backend_threads, err);
     if (code) return code;
     for (uint32_t i = 0; i < io->n_drives; i++) cl_drive_note(&io->drives[i], CL_NOTE_BACKEND, "%s", refusal.text);
-    return cl_ok(err);
+    return CL_OK;
 }
 
 static cl_io *allocate(const cl_io_options *o, cl_counters *counters) {

@@ -4,6 +4,8 @@
 #include "colibri.h"
 #include "counters.h"
 
+#define CL_MOST_IO_DEPTH 256 /* requests in flight per drive */
+
 typedef struct cl_io cl_io;
 struct cl_read;
 

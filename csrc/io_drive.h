@@ -11,9 +11,8 @@
 #include <pthread.h>
 #include <sys/types.h>
 
-#define CL_DEFAULT_THREADS 2
+#define CL_DEFAULT_THREADS 4
 #define CL_DEFAULT_DEPTH 4
-#define CL_MOST_DEPTH 256
 #define CL_LEAST_REQUEST (256u << 10) /* extents are cut into requests, as many as the drive takes at once, but */
 #define CL_MOST_REQUEST (1u << 20)    /* neither smaller nor larger than this */
 #define CL_BAD_CHECKSUM (-1)        /* beside errno values */
