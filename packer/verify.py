@@ -12,8 +12,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from colibri.core.container import DENSE_NAME, lock_folders
-from colibri.core.container_survey import Survey, read_manifest
+from colibri.core.container import DENSE_NAME
+from colibri.core.container_folders import ContainerFolders
+from colibri.core.container_survey import Survey
 from colibri.core.striping import ExtentTable, layer_extents
 from colibri.core.tensors import crc32c
 from colibri.packer.encode import worker_count
@@ -34,19 +35,16 @@ class Verdict:
 
 def verify(primary: Path, stripes: Sequence[Path], reporter: Reporter) -> Verdict:
     """Check everything. Raises ContainerError only where there is no manifest to check against, or a lock is held."""
-    folders = [primary, *stripes]
-    with ExitStack() as stack:
-        for lock in lock_folders(folders):
-            stack.callback(lock.close)
-        manifest = read_manifest(primary)
-        survey = Survey(folders, manifest)
-        faults = list(survey.faults)
+    with ContainerFolders(primary, stripes) as folders:
+        survey = Survey(folders.paths, folders.manifest)
+        # Whoever verifies wants to know of a lost second copy too.
+        faults = [*survey.faults, *folders.warnings, *survey.warnings]
         checked = 0
         for count, found in _all_checks(survey):
             reporter.advance(count)
             checked += count
             faults += found
-        return Verdict(manifest, faults, checked)
+        return Verdict(folders.manifest, faults, checked)
 
 
 def total_bytes(manifest: manifest_pb2.Manifest) -> int:
