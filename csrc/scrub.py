@@ -146,6 +146,8 @@ class Scrub:
                 self._files[path] = DirectFile(path)
             found = self._files[path].crc32c(offset, size)
         except (OSError, EOFError) as error:
+            if path in self._files:  # a drive that comes back has to be opened again
+                self._files.pop(path).close()
             text = error.strerror if isinstance(error, OSError) else None
             return f"cannot be read: {text or error}"
         return "" if found == wanted else f"CRC-32C is {found:08x}, extents.crc32c says {wanted:08x}"
