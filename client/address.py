@@ -29,21 +29,30 @@ def resolve(
 
 
 def parse(address: str) -> str:
-    """Accepts `unix:<path>`, a path with a slash in it, or `<host>:<port>` of the own machine."""
+    """Accepts `unix:<path>`, a path with a slash in it, or `<host>:<port>` of the own machine. A path may begin with
+    `~/` or `~user/`: behind `unix:` no shell replaces it."""
     try:
         address.encode("utf-8")
     except UnicodeEncodeError:
         raise AddressError(f"address {address!r} is not UTF-8") from None
     if address.startswith("unix:"):
-        return address
+        path = address.removeprefix("unix:")
+        return f"unix:{_expanded(path)}" if path.startswith("~") else address
     if "/" in address and "://" not in address:
-        return f"unix:{Path(address).absolute()}"
+        return f"unix:{_expanded(address).absolute()}"
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise AddressError(f"address {address!r} is neither unix:<path>, a socket's path nor <host>:<port>")
     if not _is_loopback(host):
         raise AddressError(f"address {address!r} is not on this machine: without TLS only loopback addresses are used")
     return address
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise AddressError(f"address {path!r}: there is no home folder for {path.partition('/')[0]}") from None
 
 
 def check_socket(target: str) -> None:

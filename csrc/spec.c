@@ -150,6 +150,22 @@ static int check_options(const cl_model_options *o, cl_error *err) {
     return code;
 }
 
+/* A token and one of its experts are a pair, and pairs are numbered in 32 bits. */
+static int check_pairs(const cl_model_options *o, cl_error *err) {
+    const struct {
+        const char *name;
+        uint32_t tokens;
+    } batches[] = {{"max_rows", o->max_rows}, {"pass_tokens", o->pass_tokens}};
+    for (uint32_t l = 0; l < o->spec->n_layers; l++) {
+        const cl_layer_spec *layer = &o->spec->layers[l];
+        for (int i = 0; layer->ffn == CL_FFN_MOE && i < 2; i++)
+            if ((uint64_t)batches[i].tokens * layer->top_k > UINT32_MAX)
+                return cl_fail(err, CL_INVALID, "option %s is %u, must be 1..%u: layer %u takes %u experts for each",
+                               batches[i].name, batches[i].tokens, UINT32_MAX / layer->top_k, l, layer->top_k);
+    }
+    return CL_OK;
+}
+
 int cl_spec_check(const cl_model_options *options, cl_error *err) {
     const cl_spec *s = options->spec;
     check c = {err, -1, CL_OK};
@@ -159,7 +175,8 @@ int cl_spec_check(const cl_model_options *options, cl_error *err) {
         c.layer = (int32_t)l;
         check_layer(&c, &s->layers[l], s);
     }
-    return c.code ? c.code : check_options(options, err);
+    if (!c.code) c.code = check_options(options, err);
+    return c.code ? c.code : check_pairs(options, err);
 }
 
 /* ---- expert layers ---- */

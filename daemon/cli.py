@@ -1,6 +1,6 @@
 """`colibrid`: serve, plan and check, from a TOML file and flags.
 
-Owns the command line, logging and exit codes: 0 done, 1 failed, 2 wrong usage, 75 try again later, 78 the configuration
+Owns the command line and the exit codes: 0 done, 1 failed, 2 wrong usage, 75 try again later, 78 the configuration
 or the container is at fault (systemd then does not start it again).
 """
 
@@ -24,6 +24,7 @@ from importlib import metadata
 from colibri.daemon import check as checks
 from colibri.daemon.config import KEYS, Config, ConfigError, add_flags, load_config
 from colibri.daemon.endpoint import Endpoint, EndpointError
+from colibri.daemon.journal import set_up_logging
 from colibri.daemon.notify import Notifier
 from colibri.daemon.opening import EXIT_CONFIG, EXIT_OK, EXIT_TEMPORARY, Opened, StartError, open_model
 from colibri.daemon.requests import SamplingDefaults
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = load_config({name: getattr(options, name) for name in KEYS}, options.config)
     except ConfigError as error:
         return _fail(StartError(str(error)), getattr(options, "json", False))
-    _set_up_logging(config.log_level)
+    set_up_logging(config.log_level)
     if options.command == "serve":
         return serve(config)
     if options.command == "plan":
@@ -142,38 +143,6 @@ def _fail(error: StartError, as_json: bool) -> int:
         separator = "\n" if "\n" in message else " "  # a table keeps its columns
         print(f"colibrid:{separator}{message}", file=sys.stderr)
     return error.exit_code
-
-
-def _set_up_logging(level: str) -> None:
-    """To stderr. Under systemd, where stderr is the journal, each line begins with its priority instead of a time."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_JournalFormatter() if _stderr_is_the_journal() else _TerminalFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-
-
-def _stderr_is_the_journal() -> bool:
-    """JOURNAL_STREAM names device and inode of the journal's socket; stderr may since have been redirected."""
-    device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
-    try:
-        status = os.fstat(2)
-    except OSError:
-        return False
-    return (device, inode) == (str(status.st_dev), str(status.st_ino))
-
-
-class _TerminalFormatter(logging.Formatter):
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
-
-
-class _JournalFormatter(logging.Formatter):
-    """sd-daemon(3): "<6>" and the like in front of every line."""
-
-    _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-
-    def format(self, record: logging.LogRecord) -> str:
-        priority = next((number for level, number in self._PRIORITIES if record.levelno >= level), 7)
-        return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines())
 
 
 if __name__ == "__main__":

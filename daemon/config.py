@@ -34,7 +34,10 @@ Parser = Callable[[Any, Path], Any]
 def _path(value: Any, base: Path) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("a path is expected")
-    return base / Path(value).expanduser()
+    try:
+        return base / Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError(f"there is no home folder for {Path(value).parts[0]}") from None
 
 
 def _paths(value: Any, base: Path) -> tuple[Path, ...]:

@@ -32,7 +32,7 @@ class DrainingError(DaemonError):
 
 
 class StorageUnavailableError(DaemonError):
-    """A drive refused to read what a generation needed; the daemon lives on."""
+    """A drive refused to read something other than an expert; the daemon lives on."""
 
     reason, code, retry_seconds = "STORAGE_UNAVAILABLE", "UNAVAILABLE", 5.0
 
@@ -108,7 +108,17 @@ class SessionCorruptError(DaemonError):
 
 
 class ExpertChecksumError(DaemonError):
+    """The bytes of an expert that the generation needed are damaged on the drive. Metadata: `layer`, `expert`,
+    `stripe`, `drive`, `file`, `offset`."""
+
     reason, code = "EXPERT_CHECKSUM", "DATA_LOSS"
+
+
+class ExpertUnreadableError(DaemonError):
+    """A drive did not give the bytes of an expert that the generation needed, nor did a mirror. Metadata as for a
+    damaged one, and `errno`."""
+
+    reason, code = "EXPERT_UNREADABLE", "DATA_LOSS"
 
 
 class EngineFailedError(DaemonError):

@@ -4,7 +4,7 @@ The only place in the product where Hugging Face names of tensors and config key
 family is one file with a FAMILY and one line in resolve.FAMILIES.
 """
 
-from colibri.packer.families.names import canonical_name, dense_name, expert_name
+from colibri.packer.families.names import dense_name, expert_name
 from colibri.packer.families.resolve import FAMILIES, resolve
 
-__all__ = ["FAMILIES", "canonical_name", "dense_name", "expert_name", "resolve"]
+__all__ = ["FAMILIES", "dense_name", "expert_name", "resolve"]

@@ -67,12 +67,6 @@ class MoeNames:
         return _MOE_NAMES[role].format(shared=self.shared, shared_gate=self.shared_gate)
 
 
-def canonical_name(role: pb.TensorRole, layer: int) -> str:
-    """Return the container's name of a dense tensor (docs/container.md): `embedding`, `layers.3.q`."""
-    short = pb.TensorRole.Name(role).removeprefix("TENSOR_ROLE_").lower()
-    return short if layer < 0 else f"layers.{layer}.{short}"
-
-
 def layer_tensor(role: pb.TensorRole) -> str:
     """Return the name of an attention or dense FFN tensor, below its layer."""
     return _LAYER_NAMES[role]

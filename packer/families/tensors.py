@@ -8,6 +8,7 @@ that nobody wants, by name. Part of families; what the numbers mean is in the Mo
 import re
 from dataclasses import dataclass
 
+from colibri.core.container import canonical_name
 from colibri.packer.checkpoint import Checkpoint
 from colibri.packer.errors import CheckpointError, UnsupportedCheckpointError
 from colibri.packer.families.names import (
@@ -15,7 +16,6 @@ from colibri.packer.families.names import (
     KIND_GATE,
     KIND_UP,
     MoeNames,
-    canonical_name,
     layer_tensor,
 )
 from colibri.packer.model_source import SOURCE_TYPES, DenseSource, ExpertLayerSource, Skipped, SourceSlice, TensorClass

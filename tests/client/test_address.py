@@ -60,6 +60,15 @@ def test_a_relative_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.
     assert parse("./x.sock") == f"unix:{tmp_path}/x.sock"
 
 
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/people/ada")
+    assert parse("unix:~/run/x.sock") == parse("~/run/x.sock") == "unix:/people/ada/run/x.sock"
+    assert parse("unix:/a/~/x.sock") == "unix:/a/~/x.sock"
+    for address in ("unix:~nobody-of-this-name/x.sock", "~nobody-of-this-name/x.sock"):
+        with pytest.raises(AddressError, match=r"no home folder for ~nobody-of-this-name$"):
+            parse(address)
+
+
 @pytest.mark.parametrize("address", ["example.org:50051", "10.0.0.1:50051", "0.0.0.0:1", "[::]:1"])
 def test_tcp_beyond_this_machine_is_refused(address: str) -> None:
     with pytest.raises(AddressError, match="only loopback"):

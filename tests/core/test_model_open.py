@@ -140,6 +140,31 @@ def test_an_option_that_cannot_be_honoured_is_refused(container: Container, word
             call(container, options)
 
 
+def many_experts(manifest: manifest_pb2.Manifest, top_k: int) -> None:
+    set_fields(moe(manifest), experts=65536, groups=1, top_groups=1, top_k=top_k)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "options", "words"),
+    [
+        (256, {"pass_tokens": 2**24}, "option pass_tokens is 16777216, must be 1..16777215: layer 1 takes 256 experts"),
+        (65536, {"max_rows": 65536}, "option max_rows is 65536, must be 1..65535: layer 1 takes 65536 experts"),
+    ],
+)
+def test_more_pairs_of_token_and_expert_than_32_bits_count_are_refused(
+    container: Container, top_k: int, options: dict[str, Any], words: str
+) -> None:
+    many_experts(container.manifest, top_k)
+    for call in (plan, Model):
+        with pytest.raises(InvalidError, match=words):
+            call(container, replace(OPTIONS, **options))
+    ((name, most),) = options.items()
+    with pytest.raises(
+        InvalidError, match="layer 1 experts: there are 8, the spec wants 65536"
+    ):  # nothing else is wrong
+        plan(container, replace(OPTIONS, **{name: most - 1}))
+
+
 def test_an_instruction_set_that_is_not_there_is_refused(container: Container) -> None:
     with pytest.raises(UnsupportedError, match='isa: "pentium" is not available'):
         Model(container, replace(OPTIONS, isa="pentium"))

@@ -91,6 +91,18 @@ def test_relative_paths_of_the_file_start_at_its_folder(tmp_path: Path) -> None:
     assert config.listen.path == tmp_path / "run/x"
 
 
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/people/ada")
+    given = {"container": "~/c", "listen": "unix:~/run/x.sock", "state": "~/s"}
+    from_file = load_config({}, write(tmp_path, toml({key: f'"{value}"' for key, value in given.items()})), {})
+    for config in (from_file, load_config(given, None, {})):
+        assert (config.container, config.state) == (Path("/people/ada/c"), Path("/people/ada/s"))
+        assert config.listen.target == "unix:/people/ada/run/x.sock"
+    for key in given:
+        with pytest.raises(ConfigError, match=f"--{key}: .*: there is no home folder for ~nobody-of-this-name"):
+            load_config(given | {key: given[key].replace("~", "~nobody-of-this-name")}, None, {})
+
+
 def test_systemd_s_folders_stand_in(tmp_path: Path) -> None:
     config = load_config({"container": "/c"}, None, {"STATE_DIRECTORY": "/var/s", "RUNTIME_DIRECTORY": "/run/r"})
     assert config.state == Path("/var/s")

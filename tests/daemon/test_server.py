@@ -154,16 +154,27 @@ def test_a_generation_that_fails_alone_leaves_the_daemon_alive(tmp_path: Path) -
 
     async def work() -> None:
         model = FakeModel(vocab_size=VOCAB)
+        file = "/drives/b/stripe-001.colibri"
+        text = f"layer 1 expert 3: reading stripe 1 ({file}) at offset 4096 failed: Input/output error (errno 5)"
 
         def fail(*_: object) -> None:
-            raise StorageError("stripe-001.colibri: read at 4096: Input/output error (layer 1, expert 3)")
+            raise StorageError(text)
 
         async with daemon(tmp_path, model) as running:
             healthy, model.before_item = model.before_item, fail
             finished = (await running.generate(tokens=[5]))[-1].finished
-            assert finished.error.reason == "STORAGE_UNAVAILABLE"
-            assert finished.error.code == grpc.StatusCode.UNAVAILABLE.value[0]
-            assert "stripe-001.colibri" in finished.error.message
+            assert finished.error.reason == "EXPERT_UNREADABLE"
+            assert finished.error.code == grpc.StatusCode.DATA_LOSS.value[0]
+            assert finished.error.message == text
+            assert dict(finished.error.metadata) == {
+                "layer": "1",
+                "expert": "3",
+                "stripe": "1",
+                "drive": "/drives/b",
+                "file": file,
+                "offset": "4096",
+                "errno": "5",
+            }
             model.before_item = healthy
             assert (await running.generate(tokens=[5]))[-1].finished.state == types_pb2.Generation.STATE_SUCCEEDED
 

@@ -1,5 +1,7 @@
 """The token log's format: what is written is read back, and no damage passes for something else."""
 
+import time
+
 import pytest
 
 from colibri.daemon.store.token_log import (
@@ -93,6 +95,28 @@ def test_every_flipped_bit_is_damage_and_never_a_torn_tail() -> None:
             assert image.damage is Damage.CORRUPT, (position, bit, image.detail)
             before = [offset for offset in offsets if offset <= position]
             assert image.valid_bytes == (before[-1] if before else 0)
+
+
+MEGABYTES = 8
+# Pairs of words that may be heads of records of 128 KiB: what a search must not read for each of them.
+UNLUCKY = [1 << 17, int(Kind.SAMPLED)] * (MEGABYTES << 17)
+
+
+@pytest.mark.parametrize("tokens", [UNLUCKY, [0, 7] * (MEGABYTES << 17), [3] * (MEGABYTES << 18)])
+@pytest.mark.parametrize("ending", ["torn", "followed", "damaged"])
+def test_a_long_damaged_log_is_judged_in_seconds(tokens: list[int], ending: str) -> None:
+    data, (*_, damaged, following) = build(
+        (Kind.GEN_START, encode_json({})), (Kind.INPUT, encode_tokens(tokens)), (Kind.SAMPLED, encode_tokens([1]))
+    )
+    assert following - damaged > MEGABYTES << 20
+    spoilt = bytearray(data)
+    spoilt[damaged + 9] ^= 1
+    rest = {"torn": following - 1, "followed": len(data), "damaged": following}[ending]
+    begin = time.process_time()
+    image = read_log(bytes(spoilt[:rest]))
+    assert time.process_time() - begin < 10  # about one; reading 128 KiB for each pair takes a quarter of an hour
+    assert (image.valid_bytes, image.damage) == (damaged, Damage.TORN if ending == "torn" else Damage.CORRUPT)
+    assert (f"a valid one follows at {following}" in image.detail) == (ending == "followed")
 
 
 def test_a_record_of_another_place_is_not_valid_here() -> None:

@@ -6,35 +6,17 @@ number of stripes, which is 96 of a model's 576 combinations.
 """
 
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 
 import pytest
 
 from colibri.core.container import open_container
-from testkit.law1 import (
-    COMPANY,
-    CUTS,
-    ISAS,
-    RESUMED,
-    SLOTS,
-    STRIPES,
-    THREADS,
-    Course,
-    Opening,
-    Reference,
-    Subject,
-    Text,
-    check_courses,
-    experts_of,
-    machine_has_avx2,
-    reference_of,
-)
+from testkit.law1 import ISAS, STRIPES, Case, Text, case_of, check_courses, full_matrix, needs_avx2
 from testkit.models import Tiny, make_tiny, packed, some_tokens
 
 # The prompt and the restart lie in the second page; the restart and two companions in the middle of a page.
 TEXT = Text(some_tokens(86), prompt=75, restart=69, companions=(3, 20, 66))
-COURSES = [Course(*course) for course in product(CUTS, COMPANY, RESUMED)]
+MATRIX = full_matrix()
 COMBINATIONS = 576
 
 FAMILIES = {"whole-records": "glm4_moe", "cut-records": "qwen3_moe"}
@@ -55,7 +37,6 @@ SIZES: dict[str, dict[str, object]] = {
 }
 MODELS = tuple(FAMILIES)
 
-Case = tuple[Subject, Reference]
 Cases = Callable[[str], Case]
 
 
@@ -66,39 +47,32 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Cases:
 
     def make(name: str) -> Case:
         if name not in made:
-            subject = make_subject(name, tmp_path_factory.mktemp(name))
-            made[name] = subject, reference_of(subject)
+            made[name] = case_of(make_packs(name, tmp_path_factory.mktemp(name)), TEXT)
         return made[name]
 
     return make
 
 
-def make_subject(name: str, folder: Path) -> Subject:
+def make_packs(name: str, folder: Path) -> dict[int, Tiny]:
     first = make_tiny(FAMILIES[name], folder, PRECISION[name], WEIGHTS[name][1], **SIZES[name])
     packs: dict[int, Tiny] = {1: first}
     for stripes in STRIPES[1:]:
         packs[stripes] = packed(first.checkpoint, folder / f"{stripes}", PRECISION[name], WEIGHTS[name][stripes])
-    return Subject(packs, experts_of(first), TEXT)
-
-
-def openings(isa: str, stripes: int) -> list[Opening]:
-    return [Opening(isa, stripes, slots, threads) for slots, threads in product(SLOTS, THREADS)]
+    return packs
 
 
 def check_all(case: Case, isa: str, stripes: int, folder: Path) -> None:
-    subject, reference = case
-    finished = {
-        (opening, course)
-        for number, opening in enumerate(openings(isa, stripes))
-        for course in check_courses(subject, reference, opening, COURSES, folder / str(number))
-    }
-    assert finished == set(product(openings(isa, stripes), COURSES))
-    assert len(finished) * len(ISAS) * len(STRIPES) == COMBINATIONS
+    finished = 0
+    for opening, courses in MATRIX.items():
+        if (opening.isa, opening.stripes) == (isa, stripes):
+            assert check_courses(*case, opening, courses, folder / f"{opening.slots}-{opening.threads}") == set(courses)
+            finished += len(courses)
+    assert finished * len(ISAS) * len(STRIPES) == COMBINATIONS
 
 
 def test_the_matrix_is_the_whole_one() -> None:
-    everything = {pair for isa, stripes in product(ISAS, STRIPES) for pair in product(openings(isa, stripes), COURSES)}
-    assert len(everything) == COMBINATIONS
+    assert len({(opening, course) for opening, courses in MATRIX.items() for course in courses}) == COMBINATIONS
+    assert {(opening.isa, opening.stripes) for opening in MATRIX} == {(i, s) for i in ISAS for s in STRIPES}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -123,7 +97,7 @@ def test_generic_code(case: Cases, name: str, stripes: int, tmp_path: Path) -> N
     check_all(case(name), "generic", stripes, tmp_path)
 
 
-@pytest.mark.skipif(not machine_has_avx2(), reason="this CPU has no AVX2")
+@needs_avx2
 @pytest.mark.parametrize("stripes", STRIPES)
 @pytest.mark.parametrize("name", MODELS)
 def test_avx2(case: Cases, name: str, stripes: int, tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
 An `Opening` is how a model is opened, a `Course` is how the tokens go through it; both together are one combination.
 `check_courses` runs courses in one opening and compares the logits of every position, the companions' included, with
-those of the plainest way (`reference_of`), and so the pages that a restart finds on the drive.
+those of the plainest way (`case_of`), and so the pages that a restart finds on the drive. `DIMENSIONS` are all
+the ways.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from colibri.core.container import open_container
 from colibri.core.core import Model, ModelStats, Row
@@ -21,15 +24,21 @@ from colibri.daemon.model_port import PAGE_POSITIONS
 from colibri.daemon.store.pages import PageChain, PageName
 from colibri.daemon.store.store import SessionStore
 from testkit.models import F32, GREEDY, OPTIONS, Tiny, decode, opened, prefill
+from testkit.pairwise import Value
 from testkit.sessions import Appender, new_session
 
-SLOTS = ("smallest", "half", "all")
-THREADS = (1, 2)
 STRIPES = (1, 2, 3)
 ISAS = ("generic", "avx2")
-CUTS = (0, 1, 7, 64)
-COMPANY = (1, 4)
-RESUMED = (False, True)
+# Fields of Opening and Course. The cheaper value first: a row of a covering array takes it when nothing depends on it.
+DIMENSIONS: Mapping[str, tuple[Value, ...]] = {
+    "isa": ISAS[::-1],
+    "slots": ("smallest", "half", "all"),
+    "stripes": STRIPES,
+    "threads": (2, 1),
+    "cut": (0, 1, 7, 64),
+    "company": (1, 4),
+    "resumed": (False, True),
+}
 SMALLEST_SLOTS = 1
 CPU_FLAGS = Path("/proc/cpuinfo")
 
@@ -86,18 +95,45 @@ class Reference:
     pages: list[bytes]
 
 
+Case = tuple[Subject, Reference]
+
+
 def machine_has_avx2() -> bool:
     """Whether this CPU has what the AVX2 kernels need; the core must then offer them."""
     return {"avx2", "fma", "f16c"} <= set(CPU_FLAGS.read_text().split())
 
 
-def experts_of(tiny: Tiny) -> int:
+needs_avx2 = pytest.mark.skipif(not machine_has_avx2(), reason="this CPU has no AVX2")
+
+
+def combination(row: Mapping[str, Value]) -> tuple[Opening, Course]:
+    """What a value for each of DIMENSIONS means."""
+    opening = Opening(str(row["isa"]), int(row["stripes"]), str(row["slots"]), int(row["threads"]))
+    return opening, Course(int(row["cut"]), int(row["company"]), bool(row["resumed"]))
+
+
+def full_matrix() -> dict[Opening, list[Course]]:
+    """Every opening with every course."""
+    matrix: dict[Opening, list[Course]] = {}
+    for values in product(*DIMENSIONS.values()):
+        opening, course = combination(dict(zip(DIMENSIONS, values, strict=True)))
+        matrix.setdefault(opening, []).append(course)
+    return matrix
+
+
+def case_of(packs: Mapping[int, Tiny], text: Text) -> Case:
+    """The model that `packs` hold, once for each number of stripes, with what must come out of it."""
+    subject = Subject(packs, _experts_of(packs[1]), text)
+    return subject, _reference_of(subject)
+
+
+def _experts_of(tiny: Tiny) -> int:
     """How many expert records the container has, over all layers."""
     with open_container(tiny.folders[0], tiny.folders[1:]) as container:
         return sum(layer.experts for layer in container.manifest.expert_layers)
 
 
-def reference_of(subject: Subject) -> Reference:
+def _reference_of(subject: Subject) -> Reference:
     """The plainest way: generic code, one thread, one stripe, all experts kept, the prompt in one piece, alone."""
     text = subject.text
     with opened(subject.packs[1], isa="generic", threads=1, expert_slots=subject.experts) as model:

@@ -1,0 +1,119 @@
+"""Damage to a packed model, expert by expert, and which experts a generation needs.
+
+Flips bytes in the stripe files of a container, also under a daemon that serves it; the same flip again is the repair.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from colibri.core.container import open_container
+from colibri.core.core import Model, Row
+from colibri.core.core import Sequence as CoreSequence
+from colibri.core.errors import CorruptError
+from colibri.daemon.core_errors import fault_place
+from colibri.daemon.opening import open_text
+from testkit.models import GREEDY, Tiny, opened
+
+
+@dataclass(frozen=True)
+class Need:
+    """An expert that a generation reads first when `produced` tokens are out."""
+
+    produced: int
+    layer: int
+    expert: int
+
+
+@dataclass(frozen=True)
+class Extent:
+    path: Path
+    offset: int
+    bytes: int
+
+    def flip(self) -> None:
+        """Changes one byte; twice is nothing."""
+        with self.path.open("r+b") as file:
+            file.seek(self.offset + 100)
+            byte = file.read(1)[0]
+            file.seek(self.offset + 100)
+            file.write(bytes([byte ^ 0x40]))
+
+
+def extents(tiny: Tiny) -> dict[tuple[int, int], list[Extent]]:
+    """The extents of every expert, by (layer of the model, expert)."""
+    found: dict[tuple[int, int], list[Extent]] = {}
+    with open_container(tiny.folders[0], tiny.folders[1:], lock=False) as container:
+        for index, layer in enumerate(container.manifest.expert_layers):
+            for expert, row in enumerate(container.extents(index)):
+                found[layer.layer, expert] = [
+                    Extent(container.stripe_paths[int(e["stripe"])], int(e["file_offset"]), int(e["bytes"]))
+                    for e in row
+                ]
+    return found
+
+
+def copy_of(tiny: Tiny, folder: Path) -> Tiny:
+    """The same container again, in folders below `folder`."""
+    copies = []
+    for number, source in enumerate(tiny.folders):
+        copies.append(Path(shutil.copytree(source, folder / f"drive{number}")))
+    return Tiny(tiny.checkpoint, tuple(copies))
+
+
+def experts_needed(tiny: Tiny, prompt: Sequence[int], count: int, scratch: Path) -> list[Need]:
+    """Which experts the greedy answer of `count` tokens to `prompt` reads, in the order of their first use.
+
+    Works on a copy in `scratch` in which every expert is damaged: each failure names one that is needed, and it is
+    healed.
+    """
+    copy = copy_of(tiny, scratch)
+    places = extents(copy)
+    for record in places.values():
+        record[0].flip()
+    needs: list[Need] = []
+
+    def heal(error: Exception, produced: int) -> None:
+        assert isinstance(error, CorruptError), error
+        place = fault_place(str(error))
+        assert place.layer is not None
+        assert place.expert is not None
+        needs.append(Need(produced, place.layer, place.expert))
+        places[place.layer, place.expert][0].flip()
+
+    with open_container(tiny.folders[0], tiny.folders[1:], lock=False) as container:
+        banned = tuple(open_text(container).banned_ids())  # the daemon never answers with these
+    with opened(copy, expert_slots=len(places), banned_tokens=banned) as model:
+        sequence = model.sequence()
+        token = _prefilled(model, sequence, prompt, heal)
+        for produced in range(1, count):
+            row = Row(sequence, token, GREEDY)
+            model.step([row], [])
+            while row.error is not None:
+                heal(row.error, produced)
+                row = Row(sequence, token, GREEDY)
+                model.step([row], [])
+            token = row.next_token
+    shutil.rmtree(scratch)
+    return needs
+
+
+def _prefilled(
+    model: Model, sequence: CoreSequence, prompt: Sequence[int], heal: Callable[[Exception, int], None]
+) -> int:
+    while True:
+        cursor = model.prefill(sequence, prompt, GREEDY)
+        while not cursor.done and cursor.error is None:
+            model.step([], [cursor])
+        error, token = cursor.error, cursor.next_token
+        cursor.close()
+        if error is None:
+            return token
+        heal(error, 0)
+
+
+def distinct(needs: Iterable[Need]) -> set[tuple[int, int]]:
+    return {(need.layer, need.expert) for need in needs}
