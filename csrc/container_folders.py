@@ -55,6 +55,8 @@ class ContainerFolders:
         except OSError as error:
             raise _UnreachableError(f"{what} {folder} cannot be read: {why_unreachable(folder, error)}") from error
         for other in self.paths:
+            if folder == other:
+                raise ContainerError(f"{what} {folder} is given twice")
             if folder.samefile(other):
                 raise ContainerError(f"{what} {folder} is the same folder as {other}")
         if self._lock:

@@ -17,6 +17,7 @@ from colibri.packer.disk import Disk, OutputFile, reaching
 
 JOURNAL_NAME = "pack.journal"
 JOURNAL_VERSION = 1
+_AND_THE_REST = "and every *.partial file in the folders of the pack"
 
 
 class JournalError(Exception):
@@ -99,14 +100,15 @@ class Journal:
         try:
             lines, end = _read_lines(file.read(0, file.size()))
             if not lines:
-                raise JournalError(f"{path}: its first line is damaged; {_start_anew(folder)}")
+                raise JournalError(f"{path}: its first line is damaged; remove that file {_AND_THE_REST}")
             head = lines[0]
             if head.get("version") != JOURNAL_VERSION:
-                raise JournalError(f"{path}: version {head.get('version')!r}; {_start_anew(folder)}")
+                raise JournalError(f"{path}: version {head.get('version')!r}; remove that file {_AND_THE_REST}")
             if head["fingerprint"] != fingerprint:
                 raise JournalError(
                     f"{folder} holds an unfinished pack of another source or with other options (or the source changed "
-                    f"since); run the command that began it, or, to give that pack up: {_start_anew(folder)}"
+                    f"since); run the command that began it, or, to give that pack up: remove {JOURNAL_NAME} "
+                    f"{_AND_THE_REST}"
                 )
             file.cut(end)
             return cls(file, UUID(head["uuid"]), _collect(lines[1:], path), end)
@@ -148,10 +150,6 @@ def journal_weights(folder: Path) -> list[int] | None:
     if not isinstance(weights, list) or not all(type(weight) is int and 0 < weight < 2**32 for weight in weights):
         return None
     return weights
-
-
-def _start_anew(folder: Path) -> str:
-    return f"remove {folder / JOURNAL_NAME} and every *.partial file in the folders of the pack"
 
 
 def _line(value: dict[str, Any]) -> bytes:

@@ -20,18 +20,27 @@ from colibri.packer.errors import CheckpointError
 from colibri.packer.layout import MIN_EXTENT_BYTES, place_dense, place_experts, record_parts
 from colibri.packer.model_source import ModelSource
 from colibri.packer.precision import Precision
-from colibri.packer.target import Target, needed_bytes, place_stripes
+from colibri.packer.target import needed_bytes, place_stripes
 from colibri.v1 import manifest_pb2
 
 _NO_DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
-class PackPlan(Target):
-    """A pack, ready to be executed. Its manifest lacks content_id, checksums, digests and reports too."""
+class PackPlan:
+    """A pack, ready to be executed (a Target).
+
+    `manifest` lacks content_id, uuid, create time, checksums, digests and reports. `folder_bytes` is what each folder
+    will hold at most, the primary first. `fingerprint` is equal for the same input and options only.
+    """
 
     model: ModelSource
+    manifest: manifest_pb2.Manifest
+    dense_header_bytes: int
+    dense_file_bytes: int
+    folder_bytes: tuple[int, ...]
     source_bytes: int
+    fingerprint: str
 
 
 def make_plan(

@@ -4,7 +4,7 @@ What pack and restripe have in common; plan.py makes one from a checkpoint, rest
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
 from google.protobuf import json_format
 
@@ -18,19 +18,28 @@ _SLACK_BYTES = 1 << 20
 _JOURNAL_BYTES_PER_UNIT = 512
 
 
-@dataclass(frozen=True)
-class Target:
-    """A container to be made.
+class Target(Protocol):
+    """A container to be made: a PackPlan or a MovePlan."""
 
-    `manifest` lacks uuid and create time, and what only the data can tell. `folder_bytes` is what each folder will hold
-    at most, the primary first. `fingerprint` is equal for the same input and options only.
-    """
+    @property
+    def manifest(self) -> manifest_pb2.Manifest:
+        """The manifest, but for uuid and create time, and what only the data can tell."""
 
-    manifest: manifest_pb2.Manifest
-    dense_header_bytes: int
-    dense_file_bytes: int
-    folder_bytes: tuple[int, ...]
-    fingerprint: str
+    @property
+    def dense_header_bytes(self) -> int:
+        """Where the data of dense.safetensors begins."""
+
+    @property
+    def dense_file_bytes(self) -> int:
+        """Size of dense.safetensors."""
+
+    @property
+    def folder_bytes(self) -> tuple[int, ...]:
+        """What each folder will hold at most, the primary first."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that is equal for the same input and options only."""
 
 
 def needed_bytes(manifest: manifest_pb2.Manifest, dense_file_bytes: int) -> tuple[int, ...]:
