@@ -29,7 +29,8 @@ class ModelOptions:
     expert_slots: experts kept in memory. kv_pages: pages of 64 positions for all sequences. ring_slots: read ring
     beside the cache. max_rows: decode rows in one step. max_prefills, pass_tokens: prefill cursors alive at once, and
     the longest pass of each. threads: 0 for all cores that the process may use. io_threads: per stripe, 0 for the
-    default. banned_tokens: ids that are never sampled.
+    default. banned_tokens: ids that are never sampled. heat_half_life: decode steps after which a use of an expert
+    counts half in the heat that outlives the process; 0 for the default, 512.
     """
 
     expert_slots: int
@@ -47,6 +48,7 @@ class ModelOptions:
     direct: Literal["auto", "on", "off"] = "auto"
     verify: Literal["always"] = "always"
     banned_tokens: tuple[int, ...] = ()
+    heat_half_life: float = 0
 
 
 class COptions:
@@ -126,7 +128,7 @@ class COptions:
         c = self.c
         for name in ("expert_slots", "ring_slots", "kv_pages", "max_rows", "max_prefills", "pass_tokens"):
             setattr(c, name, getattr(options, name))
-        for name in ("max_context", "threads", "io_threads"):
+        for name in ("max_context", "threads", "io_threads", "heat_half_life"):
             setattr(c, name, getattr(options, name))
         c.kv_dtype = _choice("kv_dtype", KV_DTYPES, options.kv_dtype)
         c.activation = _choice("activation", ACTIVATIONS, options.activation)

@@ -218,7 +218,7 @@ static int head_item(cl_prefill *p) {
 
 static uint32_t wanted_by(const cl_prefill *p, uint32_t expert) { return p->first[expert + 1] - p->first[expert]; }
 
-static void count_use(cl_prefill *p, int loaded) {
+static void count_use(cl_prefill *p, cl_slot *slot, int loaded) {
     cl_model *m = p->model;
     if (loaded) {
         p->counts.expert_loads++;
@@ -227,6 +227,7 @@ static void count_use(cl_prefill *p, int loaded) {
         p->counts.expert_hits++;
     }
     cl_count(loaded ? &m->counters.expert_loads : &m->counters.expert_hits, 1);
+    cl_store_prefill_use(&m->store, slot, loaded);
 }
 
 /* Keeps the ring's worth of reads in flight, in ascending order, skipping what is in memory. */
@@ -239,7 +240,7 @@ static void read_ahead(cl_prefill *p) {
         if (!wanted_by(p, p->next_read) || cl_store_resident(store, layer, p->next_read)) continue;
         cl_slot *slot = cl_store_acquire(store, layer, p->next_read, CL_FOR_PREFILL, &loaded);
         if (!slot) return;
-        count_use(p, loaded);
+        count_use(p, slot, loaded);
         p->held[(p->held_first + p->n_held++) % ring] = slot;
     }
 }
@@ -261,7 +262,7 @@ static cl_slot *take_expert(cl_prefill *p) {
     int loaded;
     cl_slot *slot =
         cl_store_acquire(&p->model->store, (uint32_t)layer_of(p)->store_layer, p->expert, CL_FOR_PREFILL_NOW, &loaded);
-    if (slot && (loaded || p->at == 0)) count_use(p, loaded);
+    if (slot && (loaded || p->at == 0)) count_use(p, slot, loaded);
     return slot;
 }
 

@@ -138,8 +138,9 @@ static int check_options(const cl_model_options *o, cl_error *err) {
     if (!code) code = option(err, "io_depth", o->io_depth, 0, 0);
     if (!code) code = option(err, "verify", (uint64_t)o->verify, CL_VERIFY_ALWAYS, CL_VERIFY_ALWAYS);
     if (!code) code = option(err, "lookahead", (uint64_t)o->lookahead, CL_SWITCH_AUTO, CL_SWITCH_AUTO);
-    if (!code && o->heat_half_life != 0)
-        code = cl_fail(err, CL_INVALID, "option heat_half_life: only 0, the default, is understood");
+    if (!code && !(o->heat_half_life == 0 || (o->heat_half_life >= 1 && o->heat_half_life <= 1e9)))
+        code = cl_fail(err, CL_INVALID, "option heat_half_life is %g, must be 0, for the default, or 1..1e9 steps",
+                       o->heat_half_life);
     for (uint32_t i = 0; i < o->n_stripes && !code; i++)
         if (o->stripes[i].mirror_path) code = cl_fail(err, CL_UNSUPPORTED, "stripe %u: mirrors are not built", i);
     if (!code && !o->isa) code = cl_fail(err, CL_INVALID, "option isa is missing");
