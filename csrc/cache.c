@@ -21,6 +21,7 @@
 #include <math.h>
 #include <string.h>
 
+#define ENOUGH_READS 8  /* of records, that keep the drives busy while another one waits for its turn */
 #define PRICE_RATE 0.01 /* how fast the price follows the values of the evicted */
 
 void cl_cache_place(cl_store_layer *layer, cl_carve *carve, uint32_t experts) {
@@ -188,13 +189,23 @@ cl_slot *cl_cache_victim(cl_store *store) {
     return victim;
 }
 
+static uint32_t held_by_decode(const cl_store *store) {
+    uint32_t n = 0;
+    for (uint64_t i = store->cache_slots; i < store->cache_slots + store->ring_slots; i++)
+        n += store->slots[i].for_decode;
+    return n;
+}
+
 cl_slot *cl_cache_choose(cl_store *store, uint32_t layer, uint32_t expert) {
     cl_cache *cache = &store->cache;
     const cl_store_layer *at = &store->layers[layer];
     cl_slot *victim = cl_cache_victim(store), *beside = cl_store_free_ring_slot(store);
     if (!victim) return beside;
     double its = *value_at(store, victim), mine = at->value[expert] + (at->wanted[expert] ? 0 : bonus(cache));
-    if (beside && worth(store, layer, mine) < worth(store, (uint32_t)victim->layer, its)) return beside;
+    if (worth(store, layer, mine) < worth(store, (uint32_t)victim->layer, its)) {
+        if (beside) return beside;
+        if (held_by_decode(store) >= ENOUGH_READS) return NULL;
+    }
     pay(cache, its);
     return victim;
 }

@@ -222,6 +222,7 @@ cl_slot *cl_store_acquire(cl_store *store, uint32_t layer, uint32_t expert, cl_p
         cl_io_promote(store->io, &slot->read);
     }
     pin(store, slot);
+    if (purpose == CL_FOR_DECODE && !cl_store_in_cache(store, slot)) slot->for_decode = 1;
     cl_record_acquire(store, slot, purpose, *loaded);
     return slot;
 }
@@ -230,6 +231,7 @@ void cl_store_release(cl_store *store, cl_slot *slot) {
     cl_slot_state state = cl_store_state(slot);
     cl_record_release(store, slot, state);
     if (--slot->pins) return;
+    slot->for_decode = 0;
     if (cl_store_in_cache(store, slot)) {
         store->cache_pinned--;
         store->layers[slot->layer].is_stale = 1;

@@ -16,6 +16,7 @@ typedef struct cl_slot {
     uint32_t pins;    /* users; a pinned slot keeps its record */
     uint32_t loading; /* read submitted, its end not yet noticed */
     uint32_t fresh;   /* read for a prefill, and not yet counted as one of its uses */
+    uint32_t for_decode; /* a slot of the ring that decoding holds */
     uint32_t is_abandoned; /* in the list that begins at store->abandoned */
     int32_t next_abandoned;
     uint64_t last_use;
@@ -75,8 +76,8 @@ typedef struct cl_store {
 
 /* Whom a slot is for decides where it may come from.
  *  DECODE: an empty slot of the cache; else the place of the least valued record of the cache, or, if the new record is
- * worth less than that one, a free slot of the ring. What the ring holds moves into the cache when it turns out to be
- * worth it.
+ * worth less than that one, a free slot of the ring, or none for now if decoding holds enough of the ring to keep the
+ * drives busy. What the ring holds moves into the cache when it turns out to be worth it.
  *  PREFILL: a free slot of the ring, or an empty one of the cache as long as another one stays unpinned (a cursor may
  * be suspended while it holds slots, and decoding must be able to go on). Evicts nothing. PREFILL_NOW: as PREFILL,
  * else the least valued one of the cache; to be released before the cursor is suspended.
