@@ -32,6 +32,7 @@ void cl_store_place(cl_store *store, cl_carve *carve, const cl_model_options *op
         cl_store_layer placed = {0};
         placed.extents =
             cl_carve_take(carve, (uint64_t)from->experts * from->extents_per_record, sizeof *placed.extents, 64);
+        placed.verified = cl_carve_take(carve, from->experts, from->extents_per_record, 64);
         placed.slot_of = cl_carve_take(carve, from->experts, sizeof *placed.slot_of, 64);
         cl_cache_place(&placed, carve, from->experts);
         if (store->layers) store->layers[l] = placed;
@@ -200,6 +201,7 @@ static void start_read(cl_store *store, cl_slot *slot, cl_priority priority) {
     if (!store->io) return;
     slot->loading = 1;
     slot->read.data = slot->data;
+    slot->read.verified = from->verified + (uint64_t)slot->expert * from->extents_per_record;
     slot->read.layer = from->layer;
     slot->read.expert = slot->expert;
     cl_io_submit(store->io, &slot->read, from->extents + (uint64_t)slot->expert * from->extents_per_record,

@@ -6,6 +6,7 @@ The journal lies beside the unfinished files in the primary folder and is remove
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from colibri.packer.disk import Disk, OutputFile, reaching
 
 JOURNAL_NAME = "pack.journal"
 JOURNAL_VERSION = 1
+_AND_THE_REST = "and every *.partial file in the folders of the pack"
 
 
 class JournalError(Exception):
@@ -72,13 +74,14 @@ class Journal:
         self._end = end
 
     @classmethod
-    def create(cls, disk: Disk, folder: Path, fingerprint: str, uuid: UUID) -> "Journal":
+    def create(cls, disk: Disk, folder: Path, fingerprint: str, uuid: UUID, weights: Sequence[int]) -> "Journal":
         """Start a journal under its final name, with nothing done. Raises DriveError."""
         partial = folder / f"{JOURNAL_NAME}.partial"
         file = disk.open_output(partial)
         try:
             file.cut(0)
-            line = _line({"version": JOURNAL_VERSION, "fingerprint": fingerprint, "uuid": str(uuid)})
+            head = {"version": JOURNAL_VERSION, "fingerprint": fingerprint, "uuid": str(uuid)}
+            line = _line({**head, "weights": list(weights)})
             file.write(0, line)
             file.sync()
             disk.rename(partial, folder / JOURNAL_NAME)
@@ -97,14 +100,15 @@ class Journal:
         try:
             lines, end = _read_lines(file.read(0, file.size()))
             if not lines:
-                raise JournalError(f"{path}: its first line is damaged; {_start_anew(folder)}")
+                raise JournalError(f"{path}: its first line is damaged; remove that file {_AND_THE_REST}")
             head = lines[0]
             if head.get("version") != JOURNAL_VERSION:
-                raise JournalError(f"{path}: version {head.get('version')!r}; {_start_anew(folder)}")
+                raise JournalError(f"{path}: version {head.get('version')!r}; remove that file {_AND_THE_REST}")
             if head["fingerprint"] != fingerprint:
                 raise JournalError(
                     f"{folder} holds an unfinished pack of another source or with other options (or the source changed "
-                    f"since); run the command that began it, or, to give that pack up: {_start_anew(folder)}"
+                    f"since); run the command that began it, or, to give that pack up: remove {JOURNAL_NAME} "
+                    f"{_AND_THE_REST}"
                 )
             file.cut(end)
             return cls(file, UUID(head["uuid"]), _collect(lines[1:], path), end)
@@ -132,8 +136,20 @@ def journal_exists(folder: Path) -> bool:
         return (folder / JOURNAL_NAME).exists()
 
 
-def _start_anew(folder: Path) -> str:
-    return f"remove {folder / JOURNAL_NAME} and every *.partial file in the folders of the pack"
+def journal_weights(folder: Path) -> list[int] | None:
+    """Return the weights with which the unfinished pack in `folder` began; None where there is none to go on with.
+
+    Whether the pack can be gone on with is for resume() to say. Raises DriveError, FolderError.
+    """
+    path = folder / JOURNAL_NAME
+    if not journal_exists(folder):
+        return None
+    with reaching(path, "reading"):
+        lines, _ = _read_lines(path.read_bytes())
+    weights = lines[0].get("weights") if lines else None
+    if not isinstance(weights, list) or not all(type(weight) is int and 0 < weight < 2**32 for weight in weights):
+        return None
+    return weights
 
 
 def _line(value: dict[str, Any]) -> bytes:
