@@ -40,7 +40,8 @@ class ModelOptions:
     the kernel allows it. io_threads: per stripe where threads read, io_depth: requests in flight per stripe where
     io_uring reads, 0 for the defaults. verify: checksums of experts on every read, on the first of each, or never.
     lookahead: read experts before their router has chosen them; auto: decoding where it is measured to win, prompts
-    where most will be wanted. banned_tokens: ids that are never sampled.
+    where most will be wanted. banned_tokens: ids that are never sampled. heat_half_life: decode steps after which a use
+    of an expert counts half in the heat that outlives the process, 0 for the default, 512.
     """
 
     expert_slots: int
@@ -61,6 +62,7 @@ class ModelOptions:
     verify: Verify = "always"
     lookahead: Switch = "auto"
     banned_tokens: tuple[int, ...] = ()
+    heat_half_life: float = 0
 
 
 class COptions:
@@ -140,7 +142,7 @@ class COptions:
         c = self.c
         for name in ("expert_slots", "ring_slots", "kv_pages", "max_rows", "max_prefills", "pass_tokens"):
             setattr(c, name, getattr(options, name))
-        for name in ("max_context", "threads", "io_threads", "io_depth"):
+        for name in ("max_context", "threads", "io_threads", "io_depth", "heat_half_life"):
             setattr(c, name, getattr(options, name))
         c.kv_dtype = choice("kv_dtype", KV_DTYPES, options.kv_dtype)
         c.activation = choice("activation", ACTIVATIONS, options.activation)
