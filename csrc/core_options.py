@@ -89,11 +89,11 @@ class COptions:
         c.n_expert_layers = len(manifest.expert_layers)
         for index, (target, layer) in enumerate(zip(layers, manifest.expert_layers, strict=True)):
             self._fill_expert_layer(target, layer, container, index)
-        stripes = [(self._keep("char[]", bytes(path)), path) for path in container.stripe_paths]
-        c.stripes = self._keep("cl_stripe[]", len(stripes))
-        c.n_stripes = len(stripes)
-        for number, (path_c, _) in enumerate(stripes):
-            c.stripes[number].path = path_c
+        c.n_stripes = len(container.stripe_paths)
+        c.stripes = self._keep("cl_stripe[]", c.n_stripes)
+        for number, (path, mirror) in enumerate(zip(container.stripe_paths, container.mirror_paths, strict=True)):
+            c.stripes[number].path = self._keep("char[]", bytes(path))
+            c.stripes[number].mirror_path = ffi.NULL if mirror is None else self._keep("char[]", bytes(mirror))
             c.stripes[number].bytes = manifest.layout.stripes[number].bytes
 
     def _spec(self, spec: manifest_pb2.ModelSpec) -> CData:
