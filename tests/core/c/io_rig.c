@@ -15,7 +15,7 @@ static uint64_t stripe_bytes(uint32_t number) {
 void rig_write_stripe(const io_rig *rig, const char *path, uint32_t number, uint32_t is_mirror, uint8_t uuid) {
     uint8_t block[CL_ALIGN] = {0};
     cl_stripe_header h = {.version = CL_FORMAT_VERSION, .stripe = number, .stripes = RIG_STRIPES};
-    h.reserved = is_mirror;
+    h.mirror = is_mirror;
     h.file_bytes = stripe_bytes(number);
     memcpy(h.magic, CL_STRIPE_MAGIC, sizeof h.magic);
     memset(h.uuid, uuid, sizeof h.uuid);
