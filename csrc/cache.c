@@ -60,7 +60,7 @@ static double bonus(const cl_cache *cache) {
     return sum;
 }
 
-/* The part of a sweep that passes before the layer's turn comes again: just above 0 for the next one, 1 for this one. */
+/* The part of a sweep that passes before the layer's turn comes again: just above 0 for the next, 1 for this one. */
 static double time_left(const cl_store *store, uint32_t layer) {
     int64_t ahead = (int64_t)layer - store->cache.layer_at;
     return (double)(ahead > 0 ? ahead : ahead + store->n_layers) / store->n_layers;
@@ -71,7 +71,9 @@ static double worth(const cl_store *store, uint32_t layer, double value) {
 }
 
 /* A record of this value makes room for another. */
-static void pay(cl_cache *cache, double value) { cache->price += PRICE_RATE * ((value > 0 ? value : 0) - cache->price); }
+static void pay(cl_cache *cache, double value) {
+    cache->price += PRICE_RATE * ((value > 0 ? value : 0) - cache->price);
+}
 
 static float *value_at(const cl_store *store, const cl_slot *slot) {
     return &store->layers[slot->layer].value[slot->expert];

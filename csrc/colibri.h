@@ -356,9 +356,9 @@ int cl_model_export_heat(const cl_model *model, float *out, uint64_t n, cl_error
 /* Takes heat learned by an earlier run of the same model for its own past; every value must be 0..1. Not while a trace
  * is recorded. Lets cl_model_warm read up to a cacheful. */
 int cl_model_import_heat(cl_model *model, const float *heat, uint64_t n, cl_error *err);
-/* Reads the hottest absent experts into empty slots for about budget_us, at the lowest priority, evicting nothing; reads
- * may still be under way afterwards. *more = 1 while there is more to do. A read that fails is dropped: whoever needs
- * the expert will get the error. */
+/* Reads the hottest absent experts into empty slots for about budget_us, at the lowest priority, evicting nothing;
+ * reads may still be under way afterwards. *more = 1 while there is more to do. A read that fails is dropped: whoever
+ * needs the expert will get the error. */
 int cl_model_warm(cl_model *model, uint64_t budget_us, uint32_t *more, cl_error *err);
 /* Starts to record routing and whatever else decides which expert is in memory, to a new file (docs/caching.md); NULL:
  * writes the end, fsyncs and closes, and reports the first error since the start. A write error ends the recording,
@@ -442,7 +442,7 @@ int cl_step(cl_model *model, cl_row *rows, uint32_t n_rows, cl_cursor *cursors, 
 /* ---- recorded traces: no model needed ---------------------------------------------------------------------------- */
 
 typedef struct cl_trace cl_trace;
-/* Reads and checks a file of cl_model_trace. A file that was cut off is read up to its last whole block. [any thread] */
+/* Reads and checks a file of cl_model_trace. One that was cut off is read up to its last whole block. [any thread] */
 int cl_trace_open(cl_trace **out, const char *path, cl_error *err);
 void cl_trace_close(cl_trace *trace); /* NULL is fine */
 

@@ -1,8 +1,8 @@
 /* policies.c - how many reads other cache policies would have needed for a recorded trace: what ours is judged by.
  *
- * Owns the known policies, each as the literature has it, on the accesses of decoding alone and from an empty cache. All
- * get what the engine gives its own: in a layer's turn the resident experts are used first and are not evicted for the
- * others. None of this runs while a model is served. Definitions and sources stand in docs/caching.md.
+ * Owns the known policies, each as the literature has it, on the accesses of decoding alone and from an empty cache.
+ * All get what the engine gives its own: in a layer's turn the resident experts are used first and are not evicted for
+ * the others. None of this runs while a model is served. Definitions and sources stand in docs/caching.md.
  */
 #include "error.h"
 #include "replay.h"

@@ -36,7 +36,8 @@ int cl_model_export_heat(const cl_model *m, float *out, uint64_t n, cl_error *er
 int cl_model_import_heat(cl_model *m, const float *heat, uint64_t n, cl_error *err) {
     cl_ok(err);
     int code = check_entries(m, n, err);
-    if (!code && m->store.recorder) code = cl_fail(err, CL_INVALID, "heat cannot be imported while a trace is recorded");
+    if (!code && m->store.recorder)
+        code = cl_fail(err, CL_INVALID, "heat cannot be imported while a trace is recorded");
     for (uint64_t i = 0; i < n && !code; i++)
         if (!(heat[i] >= 0 && heat[i] <= 1))
             code = cl_fail(err, CL_INVALID, "heat %llu is %g, must be 0..1", (unsigned long long)i, (double)heat[i]);

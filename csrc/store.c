@@ -166,7 +166,8 @@ static cl_slot *choose(cl_store *store, uint32_t layer, uint32_t expert, cl_purp
     slot = purpose == CL_FOR_PREFILL_NOW ? cl_store_empty_slot(store) : NULL;
     if (!slot) slot = cl_cache_victim(store);
     if (purpose == CL_FOR_PREFILL_NOW || !slot) return slot;
-    return store->cache_pinned + 2 <= store->cache_slots && cl_cache_is_colder(store, slot, layer, expert) ? slot : NULL;
+    int may_go = store->cache_pinned + 2 <= store->cache_slots && cl_cache_is_colder(store, slot, layer, expert);
+    return may_go ? slot : NULL;
 }
 
 static void pin(cl_store *store, cl_slot *slot) {

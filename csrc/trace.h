@@ -1,4 +1,4 @@
-/* trace.h - a record of everything that decides which expert is in memory. See trace.c; docs/caching.md has the bytes. */
+/* trace.h - a record of what decides which expert is in memory. See trace.c; docs/caching.md tells the format. */
 #ifndef COLIBRI_TRACE_H
 #define COLIBRI_TRACE_H
 #include "store.h"
@@ -8,7 +8,7 @@
 #define CL_TRACE_MAGIC "COLTRACE"
 #define CL_TRACE_VERSION 1
 #define CL_BLOCK_MAGIC 0x4b4c4243u /* "CBLK" */
-#define CL_BLOCK_BYTES 65536u      /* of payload at most */
+#define CL_BLOCK_BYTES 16384u      /* of payload at most */
 #define CL_LAST_BLOCK 1u           /* flag: the recording was ended, not cut off */
 #define CL_TURN_MOST 1024u         /* experts of one turn that CL_EVENT_RELEASE_TURN speaks of: the first so many */
 

@@ -6,16 +6,17 @@ The files have no state: a replay begins with an empty cache that knows nothing.
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from colibri.core.container_files import crc32c
+from colibri.core.tensors import crc32c
 
 HEADER = struct.Struct("<8sIIQQQdII")
 BLOCK = struct.Struct("<IIIIQQQ")
 NEXT_LAYER, FAR, USES, RELEASE_TURN, TICK = 0xC0, 0xC2, 0xC3, 0xC4, 0xCD
-_PAYLOAD = 60000
+_PAYLOAD = 12000
 
 
 def varint(number: int) -> bytes:
@@ -57,7 +58,13 @@ def turn(experts: Iterable[tuple[int, int]]) -> bytes:
 
 
 def write_routing(
-    path: Path, routing: npt.NDArray[np.integer], experts: int, *, rows: int = 1, ring: int = 4, record_bytes: int = 4096
+    path: Path,
+    routing: npt.NDArray[np.integer[Any]],
+    experts: int,
+    *,
+    rows: int = 1,
+    ring: int = 8,
+    record_bytes: int = 4096,
 ) -> Path:
     """Write the ids `routing` [tokens, layers, top_k] as decode steps of `rows` sequences that run side by side.
 
