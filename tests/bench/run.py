@@ -4,7 +4,7 @@ import importlib
 import sys
 from pathlib import Path
 
-NOT_BENCHES = {"run", "report", "ceilings", "randommodel", "streaming"}
+NOT_BENCHES = {"run", "report", "ceilings", "randommodel", "streaming", "giant", "giant_weights", "peer"}
 
 
 def names() -> list[str]:
