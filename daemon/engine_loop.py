@@ -216,8 +216,8 @@ class EngineLoop:
                 if self._busy():
                     return
                 unsaved = self.sequences.unsaved
-                pauses = [RETRY_SECONDS] * unsaved + [pause] * (pause is not None)
-                self.lock.wait(min(pauses, default=None))
+                pauses = [seconds for seconds in (RETRY_SECONDS if unsaved else None, pause) if seconds is not None]
+                self.lock.wait(min(pauses) if pauses else None)
             if unsaved:
                 return
 

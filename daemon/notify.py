@@ -76,6 +76,10 @@ class Notifier:
         self.status = status
         self._send(f"READY=1\nSTATUS={status}")
 
+    def reloading(self) -> None:
+        """Followed by `ready`; the time stamp is what newer service managers ask for."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+
     def tell(self, status: str) -> None:
         """STATUS=, if it differs from the last one."""
         if status != self.status:
