@@ -1,9 +1,9 @@
 """Learned routing heat in the state folder: which experts decoding used of late, so that a restart need not learn it.
 
-Owns the file `heat.bin` (a header with version, content id and count, then one f32 per expert, layer-major, and a
-CRC-32C over all of it). Replaced whole, so that a crash leaves the old file or the new one. What is damaged, of another
-version or of another content is never used: it goes to quarantine, with a warning, and the daemon learns anew. It only
-ever decides speed.
+Owns the file `heat.bin` (a header with version, content id and count, then one f32 in 0..1 per expert, layer-major,
+and a CRC-32C over all of it). Replaced whole, so that a crash leaves the old file or the new one. What is damaged, of
+another version or of another content is never used: it goes to quarantine, with a warning, and the daemon learns anew.
+It only ever decides speed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def decode(data: bytes, content_id: str, experts: int) -> Heat:
     if count != experts:
         raise BadHeatError(f"it has {count} experts, this model {experts}")
     heat = np.frombuffer(data, "<f4", count, _HEADER.size).astype(np.float32)
-    if not np.isfinite(heat).all() or (heat < 0).any():
+    if not ((heat >= 0) & (heat <= 1)).all():  # false for NaN too
         raise BadHeatError("it holds numbers that are no heat")
     return heat
 

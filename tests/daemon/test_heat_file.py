@@ -16,7 +16,7 @@ from colibri.daemon.store import files
 from colibri.daemon.store.files import Quarantine
 
 MINE, OTHER = "ab" * 32, "cd" * 32
-HEAT = np.linspace(0, 3, 24, dtype=np.float32)
+HEAT = np.linspace(0, 0.5, 24, dtype=np.float32)
 
 
 @pytest.fixture
@@ -52,7 +52,9 @@ def spoilt(kind: str) -> bytes:
         return encode(HEAT[:-1], MINE)
     if kind == "later version":
         return good[:8] + struct.pack("<I", 2) + good[12:]
-    return encode(np.full(HEAT.size, {"not a number": np.nan, "below zero": -1.0}[kind], np.float32), MINE)
+    return encode(
+        np.full(HEAT.size, {"not a number": np.nan, "below zero": -1.0, "above one": 1.5}[kind], np.float32), MINE
+    )
 
 
 REASONS = {
@@ -64,6 +66,7 @@ REASONS = {
     "later version": "version 2; this program knows 1",
     "not a number": "no heat",
     "below zero": "no heat",
+    "above one": "no heat",
 }
 
 
