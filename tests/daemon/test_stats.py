@@ -243,7 +243,7 @@ def test_a_reload_is_told_to_the_service_manager_and_its_failure_to_the_log(
     async def work() -> None:
         async with daemon(tmp_path, wait=False, hold_loading=True) as running:
             sent: list[str] = []
-            monkeypatch.setattr(running.server._notifier, "_send", sent.append)
+            monkeypatch.setattr(running.server._notifier, "_send", lambda text, _=0.0: sent.append(text) or True)
             running.server.reload()
             running.runtime.loading.set()
             await until_ready(running)
