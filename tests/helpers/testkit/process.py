@@ -120,7 +120,7 @@ class Process:
 
 
 @contextlib.contextmanager
-def serving(config: Path, *flags: str, ready: bool = True) -> Iterator[Process]:
+def serving(config: Path, *flags: str, ready: bool = True, **environment: str) -> Iterator[Process]:
     """A daemon with this configuration; it is ended with SIGTERM if it still runs, and must not fail then."""
     folder = config.parent
     notify, log = folder / "notify", folder / "log"
@@ -133,7 +133,7 @@ def serving(config: Path, *flags: str, ready: bool = True) -> Iterator[Process]:
             stdout=output,
             stderr=output,
             cwd="/",
-            env=_environment() | {"NOTIFY_SOCKET": str(notify)},
+            env=_environment() | environment | {"NOTIFY_SOCKET": str(notify)},
         )
         process = Process(popen, f"unix:{folder}/d.sock", log, receiver)
         try:
