@@ -32,7 +32,7 @@ def stripe_path(tiny: Tiny, number: int) -> Path:
 
 def answer(config: Path, **environment: str) -> tuple[list[int], list[str], str]:
     """The tokens that a daemon gives, what it calls degraded, and its log."""
-    with serving(config, **environment) as process:
+    with serving(config, environment=environment) as process:
         tokens = tokens_of(process.generate(PROMPT, max_tokens=8))
         degraded = list(process.admin.GetServerInfo(admin_pb2.GetServerInfoRequest()).degraded)
     return tokens, degraded, process.log.read_text()
