@@ -60,6 +60,7 @@ static int describe(cl_model *m, const cl_model_options *o, cl_error *err) {
     m->spec = *o->spec;
     m->activation = o->activation;
     m->direct = o->direct;
+    m->lookahead.mode = o->lookahead;
     m->max_rows = o->max_rows;
     m->max_prefills = o->max_prefills;
     m->pass_tokens = o->pass_tokens;
@@ -131,6 +132,7 @@ static void place_floats(cl_model *m, cl_carve *c) {
         {&w->router_logits, n, m->most_experts},
         {&w->route_scratch, n, 2 * (uint64_t)m->most_experts},
         {&w->weights, m->max_rows, m->most_top_k},
+        {&w->shared, n, hidden},
         {&w->output_gate, n, 1},
         {&w->cosine, n, rope},
         {&w->sine, n, rope},
@@ -248,6 +250,17 @@ static void initialise(cl_model *m, const cl_model_options *o) {
     atomic_store(&m->counters.prefills_free, m->max_prefills);
 }
 
+static int open_drives(cl_model *m, const cl_model_options *o, cl_error *err) {
+    cl_io_options options = {.stripes = o->stripes,
+                             .n_stripes = o->n_stripes,
+                             .backend = o->io_backend,
+                             .threads = o->io_threads,
+                             .depth = o->io_depth,
+                             .direct = o->direct,
+                             .verify = o->verify};
+    return cl_io_open(&m->io, &options, &m->counters, err);
+}
+
 static int build(cl_model *m, const cl_model_options *o, cl_error *err) {
     cl_carve carves[REGIONS];
     uint64_t total;
@@ -257,12 +270,15 @@ static int build(cl_model *m, const cl_model_options *o, cl_error *err) {
     if (!m->kernels) return cl_fail(err, CL_UNSUPPORTED, "option isa: \"%s\" is not available here", o->isa);
     m->dense_path = strdup(o->dense_path);
     if (!m->dense_path) return cl_fail(err, CL_NOMEM, "no memory for a path");
-    code = cl_io_open(&m->io, o->stripes, o->n_stripes, o->io_threads, o->direct, &m->counters, err);
+    code = open_drives(m, o, err);
     if (!code) code = cl_pool_create(&m->pool, m->threads, err);
     if (!code) code = cl_arena_map(&m->arena, total, err);
     if (code) return code;
     cl_arena_touch(&m->arena, m->pool);
     uint8_t *base = m->arena.base;
+    /* The ring follows the slots, so all that is read into is one range. */
+    uint8_t *slots = base + carves[DENSE].used + carves[KV].used;
+    uint64_t slots_bytes = carves[SLOTS].used + carves[RING].used;
     for (int r = 0; r < REGIONS; r++) {
         uint64_t bytes = carves[r].used;
         carves[r] = (cl_carve){base, 0, 0};
@@ -271,7 +287,7 @@ static int build(cl_model *m, const cl_model_options *o, cl_error *err) {
     place(m, carves, o);
     m->store.io = m->io;
     initialise(m, o);
-    return CL_OK;
+    return cl_io_start(m->io, slots, slots_bytes, err);
 }
 
 int cl_model_open(cl_model **out, const cl_model_options *options, cl_error *err) {
@@ -314,6 +330,7 @@ void cl_model_get_stats(const cl_model *m, cl_model_stats *stats) {
         .compute_us = atomic_load(&c->compute_us),
         .wait_us = atomic_load(&c->wait_us),
         .kv_pages_free = atomic_load(&c->kv_pages_free),
+        .prefill_wasted_bytes = atomic_load(&c->prefill_wasted_bytes),
         .prefills_free = atomic_load(&c->prefills_free),
         .direct_active = cl_io_direct_active(m->io),
         .threads = m->threads,
