@@ -5,13 +5,11 @@ import os
 import subprocess
 from pathlib import Path
 
-from memory import TreePeak
+from memory import WATCH
 from rich.console import Console
 from rich.table import Table
 
 from testkit.repository import ROOT
-
-WATCH = TreePeak()  # of this process and its children; run.py lets it run
 
 
 def commit() -> str:

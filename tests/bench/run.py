@@ -4,7 +4,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from report import WATCH
+from memory import WATCH
 
 NOT_BENCHES = {"run", "report", "memory", "ceilings", "randommodel", "streaming", "giant", "giant_weights", "peer"}
 
