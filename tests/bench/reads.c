@@ -1,5 +1,5 @@
-/* reads.c - the I/O engine alone: extents of one file, read in scattered order with a few on their way at once. Built and
- * called by reads.py, which alternates its runs with those of a reader that is not the product's. */
+/* reads.c - the I/O engine alone: extents of one file, read in scattered order with a few on their way at once. Built
+ * and called by reads.py, which alternates its runs with those of a reader that is not the product's. */
 #define _GNU_SOURCE
 #include "io_drive.h"
 

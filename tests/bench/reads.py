@@ -91,7 +91,7 @@ class Engine:
             return False
         if code:
             raise OSError(f"{self._path}: the engine failed: {why.value.decode()} ({code})")
-        for name, _ in Reading._fields_:
+        for name in (described[0] for described in Reading._fields_):
             row.samples[name].append(float(getattr(out, name)))
         return True
 
@@ -158,6 +158,12 @@ def main(argv: list[str]) -> int:
     cpu = {f"{name}_cpu_s_per_gb": row.median("io_cpu_seconds") for name, row in default.items()}
     rates = {f"{name}_gb_s": row.median("bytes_per_second") / 1e9 for name, row in default.items()}
     registered = int(head.median("registered"))
-    more = {**cpu, **rates, "crc32c_gb_s": checksum / 1e9, "backend": head.backend, "registered": registered}
+    more: dict[str, float | int | str] = {
+        **cpu,
+        **rates,
+        "crc32c_gb_s": checksum / 1e9,
+        "backend": head.backend,
+        "registered": registered,
+    }
     report.result("reads", path.name, head.median("bytes_per_second") / 1e9, "GB/s", reader / 1e9, **more)
     return 0
