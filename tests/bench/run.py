@@ -4,7 +4,21 @@ import importlib
 import sys
 from pathlib import Path
 
-NOT_BENCHES = {"run", "report", "ceilings", "randommodel", "streaming", "giant", "giant_weights", "peer"}
+NOT_BENCHES = {
+    "run",
+    "report",
+    "ceilings",
+    "randommodel",
+    "streaming",
+    "giant",
+    "giant_weights",
+    "peer",
+    "slicerig",
+    "slicerun",
+    "peer_child",
+    "peer_gguf",
+    "touched",
+}
 
 
 def names() -> list[str]:
