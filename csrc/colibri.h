@@ -300,6 +300,7 @@ typedef struct cl_model_stats {
     uint64_t prefills_free;
     uint32_t direct_active; /* 1 while all stripes are read with O_DIRECT */
     uint32_t threads;
+    uint64_t prefill_wasted_bytes; /* of expert_bytes: read before the router had chosen, and then not chosen */
     uint64_t buffered_stripes; /* bit i: stripe i, one of the first 64, is read through the page cache */
 } cl_model_stats;
 void cl_model_get_stats(const cl_model *model, cl_model_stats *stats); /* [any thread] */

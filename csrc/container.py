@@ -135,5 +135,7 @@ def _check_folders(folders: Sequence[Path]) -> None:
         except OSError as error:
             raise ContainerError(f"{what} {folder} cannot be read: {why_unreachable(folder, error)}") from error
         for other in folders[:index]:
+            if folder == other:
+                raise ContainerError(f"{what} {folder} is given twice")
             if folder.samefile(other):
                 raise ContainerError(f"{what} {folder} is the same folder as {other}")

@@ -74,6 +74,7 @@ class ModelStats:
     prefill_tokens: int
     compute_us: int
     wait_us: int
+    prefill_wasted_bytes: int
     kv_pages_free: int
     prefills_free: int
     direct_active: int

@@ -11,6 +11,7 @@ typedef struct cl_counters {
     _Atomic uint64_t read_errors, checksum_errors;
     _Atomic uint64_t steps, decode_tokens, prefill_tokens;
     _Atomic uint64_t compute_us, wait_us;
+    _Atomic uint64_t prefill_wasted_bytes;
     _Atomic uint64_t kv_pages_free, prefills_free;
 } cl_counters;
 

@@ -1,16 +1,22 @@
 /* decode.c - one token of each of several sequences through the whole model.
  *
  * Owns the walk over the layers and the union of what the rows want: an expert is read at most once per layer, however
- * many rows want it. Experts are computed in the order in which they arrive, each into its own place; the sums are
- * then made in ascending id. A row that fails (read error, NaN, cancelled, no KV page) fails alone: from then on it
- * wants no experts, and what is computed for it is thrown away. Refuses to leave traces of it: its sequence keeps its
- * length.
+ * many rows want it. A layer begins with its reads: what is in memory is pinned, then all that is absent is asked for
+ * in ascending id, before any arithmetic, so that which records are evicted depends on what was asked for and never on
+ * the order in which drives answer. While reads are under way the shared expert is computed, then the experts in
+ * memory, then the others as they arrive, each into its own place; the sums are made in ascending id. A row that fails
+ * (read error, NaN, cancelled, no KV page) fails alone: from then on it wants no experts, and what is computed for it
+ * is thrown away. Refuses to leave traces of it: its sequence keeps its length.
  */
 #include "clock.h"
 #include "error.h"
 #include "grouping.h"
 #include "model.h"
 #include <string.h>
+
+/* Weights x tokens of the experts that are computed together: far more than a fork-join costs, and little enough that
+ * arrivals, cancels and free slots are noticed soon. */
+#define ROUND_BYTES (4u << 20)
 
 /* An expert of the layer at hand that at least one row wants. */
 typedef struct cl_use {
@@ -87,11 +93,13 @@ static void count_use(decode *d, uint32_t layer, const cl_use *use, int loaded) 
     cl_cache_touch(&m->store, (uint32_t)m->layers[layer].store_layer, use->expert, use->n);
 }
 
-static void acquire_use(decode *d, uint32_t layer, cl_use *use) {
+/* 1 if the use has its slot. */
+static int acquire_use(decode *d, uint32_t layer, cl_use *use) {
     int loaded;
     use->slot =
         cl_store_acquire(&d->m->store, (uint32_t)d->m->layers[layer].store_layer, use->expert, CL_FOR_DECODE, &loaded);
     if (use->slot) count_use(d, layer, use, loaded);
+    return use->slot != NULL;
 }
 
 static void finish_use(decode *d, cl_use *use) {
@@ -109,6 +117,14 @@ static void acquire_resident(decode *d, uint32_t layer) {
     }
 }
 
+/* Starts the read of every use that has no slot yet, as far as there are slots; later calls go on from there. */
+static void acquire_absent(decode *d, uint32_t layer) {
+    for (uint32_t u = 0; u < d->n_uses; u++) {
+        cl_use *use = &d->m->work.uses[u];
+        if (!use->done && !use->slot && use_is_wanted(d, layer, use) && !acquire_use(d, layer, use)) return;
+    }
+}
+
 static void fail_rows(decode *d, uint32_t layer, const cl_use *use) {
     for (uint32_t i = 0; i < use->n; i++) {
         uint64_t token = token_of(d, layer, use->first + i);
@@ -118,42 +134,46 @@ static void fail_rows(decode *d, uint32_t layer, const cl_use *use) {
     }
 }
 
-/* Starts what can start, computes what has arrived; returns how many uses came to their end. */
-static uint32_t advance_uses(decode *d, uint32_t layer) {
+/* The end of a use that needs no arithmetic: nobody wants it any more, or its read failed. */
+static int drop_use(decode *d, uint32_t layer, cl_use *use, cl_slot_state state) {
+    if (state == CL_SLOT_FAILED) fail_rows(d, layer, use);
+    else if (use_is_wanted(d, layer, use)) return 0;
+    finish_use(d, use);
+    return 1;
+}
+
+/* Computes a round of what has arrived; returns how many uses came to their end. */
+static uint32_t run_round(decode *d, uint32_t layer) {
     cl_work *work = &d->m->work;
+    uint64_t record_bytes = d->m->store.layers[d->m->layers[layer].store_layer].record_bytes, bytes = 0;
     uint32_t finished = 0, n_jobs = 0;
-    for (uint32_t u = 0; u < d->n_uses; u++) {
+    for (uint32_t u = 0; u < d->n_uses && bytes < ROUND_BYTES; u++) {
         cl_use *use = &work->uses[u];
         if (use->done) continue;
-        cl_slot_state state = CL_SLOT_LOADING;
-        if (!use_is_wanted(d, layer, use)) {
-            finish_use(d, use);
+        cl_slot_state state = use->slot ? cl_store_state(use->slot) : CL_SLOT_LOADING;
+        if (drop_use(d, layer, use, state)) {
             finished++;
-            continue;
-        }
-        if (!use->slot) acquire_use(d, layer, use);
-        if (use->slot) state = cl_store_state(use->slot);
-        if (state == CL_SLOT_FAILED) fail_rows(d, layer, use);
-        if (state == CL_SLOT_READY)
+        } else if (state == CL_SLOT_READY) {
             work->jobs[n_jobs++] = (cl_expert_job){use->slot->data, work->tokens_of + use->first, use->n, use->first};
-        use->done = state != CL_SLOT_LOADING; /* released below: the jobs still need their slots */
-        finished += use->done;
+            use->done = 1; /* released below: the job still needs its slot */
+            bytes += record_bytes * use->n;
+        }
     }
     if (n_jobs) cl_experts_run(d->m, layer, work->jobs, n_jobs);
     for (uint32_t u = 0; u < d->n_uses; u++)
         if (work->uses[u].done && work->uses[u].slot) finish_use(d, &work->uses[u]);
-    return finished;
+    return finished + n_jobs;
 }
 
 static void run_uses(decode *d, uint32_t layer) {
-    uint32_t left = d->n_uses;
-    acquire_resident(d, layer);
-    while (left) {
+    for (uint32_t left = d->n_uses; left;) {
         uint32_t seen = cl_io_events(d->m->io);
         poll_cancel(d);
-        uint32_t finished = advance_uses(d, layer);
+        uint32_t finished = run_round(d, layer);
         left -= finished;
-        if (left && !finished) cl_wait_for_drive(d->m, seen, UINT64_MAX);
+        if (!left) return;
+        acquire_absent(d, layer); /* slots may have come free */
+        if (!finished) cl_wait_for_drive(d->m, seen, UINT64_MAX);
     }
 }
 
@@ -188,6 +208,9 @@ static void moe_layer(decode *d, uint32_t layer) {
     uint64_t pairs = cl_group_by_expert(work->ids, d->n, s->top_k, s->experts, d->dead, work->first, work->order);
     for (uint64_t place = 0; place < pairs; place++) work->tokens_of[place] = work->order[place] / s->top_k;
     list_uses(d, layer);
+    acquire_resident(d, layer);
+    acquire_absent(d, layer);
+    cl_ffn_shared(m, layer, d->n);
     if (pairs) cl_experts_begin(m, layer, pairs);
     run_uses(d, layer);
     sum_experts(d, layer, pairs);

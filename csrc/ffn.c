@@ -48,25 +48,26 @@ void cl_ffn_dense(cl_model *m, uint32_t layer, float *h, uint64_t n) {
     cl_tick(m);
 }
 
-/* experts += shared expert, times sigmoid(w x) where the layer has an output gate */
-static void add_shared(cl_model *m, uint32_t layer, float *experts, uint64_t n) {
+void cl_ffn_shared(cl_model *m, uint32_t layer, uint64_t n) {
     const cl_layer_spec *s = &m->layers[layer].spec;
     const cl_weight *w = m->layers[layer].weights;
-    uint64_t hidden = m->spec.hidden_size;
-    float *shared = m->work.pair_out;
-    gated(m, &w[CL_ROLE_SHARED_GATE], &w[CL_ROLE_SHARED_UP], &w[CL_ROLE_SHARED_DOWN], shared, n);
+    cl_work *work = &m->work;
+    if (!s->shared_intermediate_size) return;
+    gated(m, &w[CL_ROLE_SHARED_GATE], &w[CL_ROLE_SHARED_UP], &w[CL_ROLE_SHARED_DOWN], work->shared, n);
     if (s->shared_output_gate) {
-        cl_product p = cl_product_of(m, &w[CL_ROLE_SHARED_OUTPUT_GATE], &m->work.input, m->work.output_gate, 1);
+        cl_product p = cl_product_of(m, &w[CL_ROLE_SHARED_OUTPUT_GATE], &work->input, work->output_gate, 1);
         cl_products(m, &p, 1);
     }
-    for (uint64_t i = 0; i < n; i++) {
-        float factor = s->shared_output_gate ? cl_sigmoidf(m->work.output_gate[i]) : 1;
-        m->kernels->axpy(factor, shared + i * hidden, hidden, experts + i * hidden);
-    }
+    for (uint64_t i = 0; i < n; i++)
+        work->output_gate[i] = s->shared_output_gate ? cl_sigmoidf(work->output_gate[i]) : 1;
+    cl_tick(m);
 }
 
 void cl_ffn_combine(cl_model *m, uint32_t layer, float *h, float *experts, uint64_t n) {
-    if (m->layers[layer].spec.shared_intermediate_size) add_shared(m, layer, experts, n);
+    uint64_t hidden = m->spec.hidden_size;
+    if (m->layers[layer].spec.shared_intermediate_size)
+        for (uint64_t i = 0; i < n; i++)
+            m->kernels->axpy(m->work.output_gate[i], m->work.shared + i * hidden, hidden, experts + i * hidden);
     cl_residual(m, h, experts, n);
     cl_tick(m);
 }

@@ -111,7 +111,8 @@ typedef struct cl_work {
     float *router_logits, *route_scratch; /* [tokens, experts], [tokens, 2 * experts] */
     uint32_t *ids;                        /* [max_rows, top_k] */
     float *weights;
-    float *output_gate;   /* [tokens] */
+    float *shared;        /* [tokens, hidden], the shared expert */
+    float *output_gate;   /* [tokens], its factor */
     float *cosine, *sine; /* [tokens, rope pairs] */
     float *attend;        /* [threads, attend_floats] */
     uint64_t attend_floats;
@@ -131,6 +132,11 @@ typedef struct cl_work {
     uint32_t *order, *tokens_of, *place_of; /* [pairs] */
     struct cl_use *uses;                    /* [pairs] */
 } cl_work;
+
+/* Reads of the next layer's experts before its router has chosen them. */
+typedef struct cl_lookahead {
+    int32_t mode; /* CL_SWITCH_* */
+} cl_lookahead;
 
 struct cl_model {
     cl_arena arena;
@@ -159,6 +165,7 @@ struct cl_model {
     cl_store store;
     cl_kv kv;
     cl_work work;
+    cl_lookahead lookahead;
     struct cl_prefill *prefills;
     uint32_t max_rows, max_prefills, pass_tokens, max_context, threads;
     uint8_t *banned; /* bitmap */
@@ -193,7 +200,10 @@ void cl_attention(cl_model *m, uint32_t layer, const cl_batch *batch);
 void cl_ffn_begin(cl_model *m, uint32_t layer, const float *h, uint64_t n);
 /* h += ffn(work.x) of a dense layer */
 void cl_ffn_dense(cl_model *m, uint32_t layer, float *h, uint64_t n);
-/* h += experts (already summed, [n, hidden]) + shared expert */
+/* work.shared [n, hidden] = shared expert(work.x), and its factor in work.output_gate: 1, or the sigmoid of its gate.
+ * Uses the buffers of the routed experts. Without a shared expert: nothing. */
+void cl_ffn_shared(cl_model *m, uint32_t layer, uint64_t n);
+/* h += experts (already summed, [n, hidden]) + what cl_ffn_shared has left */
 void cl_ffn_combine(cl_model *m, uint32_t layer, float *h, float *experts, uint64_t n);
 
 /* ---- experts.c ---- */

@@ -60,6 +60,7 @@ static int describe(cl_model *m, const cl_model_options *o, cl_error *err) {
     m->spec = *o->spec;
     m->activation = o->activation;
     m->direct = o->direct;
+    m->lookahead.mode = o->lookahead;
     m->max_rows = o->max_rows;
     m->max_prefills = o->max_prefills;
     m->pass_tokens = o->pass_tokens;
@@ -131,6 +132,7 @@ static void place_floats(cl_model *m, cl_carve *c) {
         {&w->router_logits, n, m->most_experts},
         {&w->route_scratch, n, 2 * (uint64_t)m->most_experts},
         {&w->weights, m->max_rows, m->most_top_k},
+        {&w->shared, n, hidden},
         {&w->output_gate, n, 1},
         {&w->cosine, n, rope},
         {&w->sine, n, rope},
@@ -314,6 +316,7 @@ void cl_model_get_stats(const cl_model *m, cl_model_stats *stats) {
         .compute_us = atomic_load(&c->compute_us),
         .wait_us = atomic_load(&c->wait_us),
         .kv_pages_free = atomic_load(&c->kv_pages_free),
+        .prefill_wasted_bytes = atomic_load(&c->prefill_wasted_bytes),
         .prefills_free = atomic_load(&c->prefills_free),
         .direct_active = cl_io_direct_active(m->io),
         .threads = m->threads,

@@ -15,21 +15,30 @@ LOCK_NAME = "LOCK"
 _HOMES = ("/home", "/root", "/run/user")
 
 
-def why_unreachable(path: Path, error: OSError) -> str:
-    """Return the reason for which `path` could not be opened, naming the first component that fails."""
+def why_unreachable(path: Path, error: OSError, *, named: Path | None = None) -> str:
+    """Return the reason for which `path` could not be opened, naming the first component that fails.
+
+    The caller's text names `named` (or else `path`) already: where that very path is what fails, it is not said again.
+    """
     absolute = Path(os.path.abspath(path))
+    said = absolute if named is None else Path(os.path.abspath(named))
+    part, why = _first_failure(absolute, error)
+    return why if part == said else f"{part}: {why}"
+
+
+def _first_failure(absolute: Path, error: OSError) -> tuple[Path, str]:
     for part in [*reversed(absolute.parents), absolute]:
         try:
             status = part.stat()
         except OSError as found:
-            return f"{part}: {_strerror(found)}{_hint(part, found)}"
+            return part, f"{_strerror(found)}{_hint(part, found)}"
         if part != absolute and not stat.S_ISDIR(status.st_mode):
-            return f"{part}: is no folder"
+            return part, "is no folder"
         if part != absolute and not os.access(part, os.X_OK, effective_ids=True):
             owner = f"mode {stat.S_IMODE(status.st_mode):04o}, owner uid {status.st_uid}"
             denied = OSError(errno.EACCES, os.strerror(errno.EACCES))
-            return f"{part}: may not be entered by uid {os.geteuid()} ({owner}){_hint(part, denied)}"
-    return f"{absolute}: {_strerror(error)}{_hint(absolute, error)}"
+            return part, f"may not be entered by uid {os.geteuid()} ({owner}){_hint(part, denied)}"
+    return absolute, f"{_strerror(error)}{_hint(absolute, error)}"
 
 
 def _strerror(error: OSError) -> str:

@@ -2,8 +2,8 @@
  *
  * Owns the cursor: n x hidden floats and its place (layer, phase, expert, token), so that it can be suspended after
  * any work item and go on in a later step. A layer's experts are walked in ascending id, each read at most once for
- * the whole pass, with the next reads already in flight through the ring beside the cache; what decoding keeps hot is
- * not evicted. Refuses to change its sequence before the end: keys and values are written beyond the sequence's
+ * the whole pass, because its slot stays pinned until all its tokens are done; prefill_ring.c has the reads ahead.
+ * Refuses to change its sequence before the end: keys and values are written beyond the sequence's
  * length, which grows when the last item is done.
  */
 #include "prefill.h"
@@ -80,7 +80,8 @@ int cl_prefill_create(cl_prefill **out, cl_seq *seq, const int32_t *tokens, uint
     memcpy(p->tokens, tokens, n * sizeof *tokens);
     p->sampling = *sampling;
     p->all_logits = all_logits;
-    p->layer = p->at = p->expert = p->next_read = p->held_first = p->n_held = 0;
+    p->layer = p->at = p->expert = 0;
+    cl_prefill_ring_begin(p);
     p->phase = CL_PHASE_ATTENTION;
     p->next_token = -1;
     p->counts = (cl_counts){0, 0, 0};
@@ -91,17 +92,10 @@ int cl_prefill_create(cl_prefill **out, cl_seq *seq, const int32_t *tokens, uint
     return CL_OK;
 }
 
-static void release_held(cl_prefill *p) {
-    for (; p->n_held; p->n_held--) {
-        cl_store_release(&p->model->store, p->held[p->held_first]);
-        p->held_first = (p->held_first + 1) % (uint32_t)p->model->store.ring_slots;
-    }
-}
-
 /* The sequence is the caller's again. */
 static void let_go(cl_prefill *p) {
     if (!p->seq) return;
-    release_held(p);
+    cl_prefill_ring_end(p);
     cl_seq_trim(p->seq);
     p->seq->in_use = 0;
     p->seq = NULL;
@@ -177,7 +171,8 @@ static int route_item(cl_prefill *p) {
     if (p->at == p->n) {
         cl_group_by_expert(p->ids, p->n, s->top_k, s->experts, p->bad, p->first, p->order);
         enter(p, CL_PHASE_EXPERTS);
-        p->expert = p->next_read = 0;
+        p->expert = 0;
+        cl_prefill_routed(p);
     }
     return CL_OK;
 }
@@ -187,6 +182,7 @@ static int combine_item(cl_prefill *p) {
     uint32_t n = tile_at(p, CL_TILE_TOKENS);
     uint64_t offset = (uint64_t)p->at * m->spec.hidden_size;
     if (layer_of(p)->spec.shared_intermediate_size) cl_ffn_begin(m, p->layer, p->h + offset, n);
+    cl_ffn_shared(m, p->layer, n);
     cl_ffn_combine(m, p->layer, p->h + offset, p->sum + offset, n);
     p->at += n;
     if (p->at == p->n) next_layer(p);
@@ -218,87 +214,29 @@ static int head_item(cl_prefill *p) {
 
 static uint32_t wanted_by(const cl_prefill *p, uint32_t expert) { return p->first[expert + 1] - p->first[expert]; }
 
-static void count_use(cl_prefill *p, int loaded) {
-    cl_model *m = p->model;
-    if (loaded) {
-        p->counts.expert_loads++;
-        p->counts.expert_bytes += m->store.layers[layer_of(p)->store_layer].record_bytes;
-    } else {
-        p->counts.expert_hits++;
-    }
-    cl_count(loaded ? &m->counters.expert_loads : &m->counters.expert_hits, 1);
-}
-
-/* Keeps the ring's worth of reads in flight, in ascending order, skipping what is in memory. */
-static void read_ahead(cl_prefill *p) {
-    cl_store *store = &p->model->store;
-    uint32_t layer = (uint32_t)layer_of(p)->store_layer, ring = (uint32_t)store->ring_slots;
-    if (p->next_read < p->expert) p->next_read = p->expert;
-    for (; p->next_read < layer_of(p)->spec.experts && p->n_held < ring; p->next_read++) {
-        int loaded;
-        if (!wanted_by(p, p->next_read) || cl_store_resident(store, layer, p->next_read)) continue;
-        cl_slot *slot = cl_store_acquire(store, layer, p->next_read, CL_FOR_PREFILL, &loaded);
-        if (!slot) return;
-        count_use(p, loaded);
-        p->held[(p->held_first + p->n_held++) % ring] = slot;
-    }
-}
-
-static int is_held(const cl_prefill *p) { return p->n_held && p->held[p->held_first]->expert == p->expert; }
-
-static void release_expert(cl_prefill *p, cl_slot *slot) {
-    if (is_held(p)) {
-        p->held_first = (p->held_first + 1) % (uint32_t)p->model->store.ring_slots;
-        p->n_held--;
-    }
-    cl_store_release(&p->model->store, slot);
-}
-
-/* The slot of the expert at hand, pinned; NULL while every slot waits for a drive. */
-static cl_slot *take_expert(cl_prefill *p) {
-    read_ahead(p);
-    if (is_held(p)) return p->held[p->held_first];
-    int loaded;
-    cl_slot *slot =
-        cl_store_acquire(&p->model->store, (uint32_t)layer_of(p)->store_layer, p->expert, CL_FOR_PREFILL_NOW, &loaded);
-    if (slot && (loaded || p->at == 0)) count_use(p, loaded);
-    return slot;
-}
-
 static int is_cancelled(cl_prefill *p) {
     if (!cl_seq_take_cancel(p->seq)) return 0;
     cl_fail(&p->error, CL_CANCELLED, "cancelled in layer %u of a prefill of %u tokens", p->layer, p->n);
     return 1;
 }
 
-/* CL_OK with a ready, pinned slot; OUT_OF_TIME or an error with none. Only reads that stay pinned while the cursor is
- * suspended can be left waiting: giving up a slot of the cache could mean reading the expert again. */
-static int wait_for_expert(cl_prefill *p, uint64_t deadline_us, cl_slot **out) {
+/* CL_OK once p->slot is ready; OUT_OF_TIME, with whatever reads are under way still held, or an error. */
+static int wait_for_expert(cl_prefill *p, uint64_t deadline_us) {
     for (;;) {
         uint32_t seen = cl_io_events(p->model->io);
-        cl_slot *slot = take_expert(p);
-        int held = is_held(p);
-        cl_slot_state state = slot ? cl_store_state(slot) : CL_SLOT_LOADING;
-        while (slot && !held && state == CL_SLOT_LOADING && !is_cancelled(p)) {
-            cl_wait_for_drive(p->model, seen, UINT64_MAX);
-            seen = cl_io_events(p->model->io);
-            state = cl_store_state(slot);
-        }
-        if (p->error.code == CL_OK && state == CL_SLOT_READY) {
-            *out = slot;
-            return CL_OK;
-        }
-        if (p->error.code == CL_OK && state == CL_SLOT_FAILED) p->error = slot->read.error;
-        if (slot && !held) cl_store_release(&p->model->store, slot);
+        cl_slot_state state = cl_prefill_take_slot(p) ? cl_store_state(p->slot) : CL_SLOT_LOADING;
+        if (state == CL_SLOT_READY) return CL_OK;
+        if (state == CL_SLOT_FAILED) p->error = p->slot->read.error;
         if (p->error.code || is_cancelled(p)) return p->error.code;
-        if (cl_now_us() >= deadline_us) return OUT_OF_TIME;
-        cl_wait_for_drive(p->model, seen, deadline_us);
+        int may_pause = cl_prefill_may_pause(p);
+        if (may_pause && cl_now_us() >= deadline_us) return OUT_OF_TIME;
+        cl_wait_for_drive(p->model, seen, may_pause ? deadline_us : UINT64_MAX);
     }
 }
 
 /* Up to a tile of the tokens that want the expert: norm, expert, sum. The norm is done again for every expert, which
  * costs little beside the expert and saves a copy of the whole pass. */
-static void expert_tile(cl_prefill *p, const cl_slot *slot, uint32_t n) {
+static void expert_tile(cl_prefill *p, uint32_t n) {
     cl_model *m = p->model;
     cl_work *work = &m->work;
     uint64_t hidden = m->spec.hidden_size, top_k = layer_of(p)->spec.top_k;
@@ -309,7 +247,7 @@ static void expert_tile(cl_prefill *p, const cl_slot *slot, uint32_t n) {
     cl_norm_rows(m, norm, work->x, n, work->x);
     cl_inputs_begin(&work->input, work->x, hidden, n, hidden);
     cl_experts_begin(m, p->layer, n);
-    cl_expert_job job = {slot->data, NULL, n, 0};
+    cl_expert_job job = {p->slot->data, NULL, n, 0};
     cl_experts_run(m, p->layer, &job, 1);
     for (uint32_t i = 0; i < n; i++)
         m->kernels->axpy(p->weights[pairs[i]], work->pair_out + i * hidden, hidden,
@@ -323,25 +261,20 @@ static void next_expert(cl_prefill *p) {
     if (p->expert == layer_of(p)->spec.experts) enter(p, CL_PHASE_COMBINE);
 }
 
+/* One tile; more only where the cursor may not be suspended with the slot that it holds. */
 static int expert_item(cl_prefill *p, uint64_t deadline_us) {
-    if (!wanted_by(p, p->expert)) { /* only at the start of a layer */
-        next_expert(p);
-        return CL_OK;
+    uint32_t wanted = wanted_by(p, p->expert);
+    int code = wanted ? wait_for_expert(p, deadline_us) : CL_OK; /* unwanted: only at the start of a layer */
+    while (!code && p->at < wanted) {
+        uint32_t left = wanted - p->at, n = left < CL_TILE_TOKENS ? left : CL_TILE_TOKENS;
+        expert_tile(p, n);
+        p->at += n;
+        if (p->at == wanted) cl_prefill_drop_slot(p);
+        else if (cl_prefill_may_pause(p)) return CL_OK;
+        else if (is_cancelled(p)) code = p->error.code;
     }
-    cl_slot *slot = NULL;
-    int code = wait_for_expert(p, deadline_us, &slot);
-    if (code) return code;
-    int held = is_held(p);
-    uint32_t left = wanted_by(p, p->expert) - p->at, n = left < CL_TILE_TOKENS ? left : CL_TILE_TOKENS;
-    expert_tile(p, slot, n);
-    p->at += n;
-    if (n == left) {
-        release_expert(p, slot);
-        next_expert(p);
-    } else if (!held) {
-        cl_store_release(&p->model->store, slot);
-    }
-    return CL_OK;
+    if (!code) next_expert(p);
+    return code;
 }
 
 /* ---- the walk ---- */
@@ -378,6 +311,7 @@ int cl_prefill_advance(cl_cursor *cursor, uint64_t deadline_us) {
             code = p->error.code;
             break;
         }
+        cl_prefill_read_ahead(p);
         uint64_t patience = items ? 0 : cl_now_us() + PATIENCE_US;
         code = item(p, deadline_us > patience ? deadline_us : patience);
         items++;

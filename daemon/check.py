@@ -78,10 +78,9 @@ def run_checks(config: Config) -> list[Finding]:
 def _state(folder: Path) -> Finding:
     """The state folder, or the nearest one above it that exists, can be written, has room and is nobody else's."""
     existing = _nearest(folder)
-    problem = _unwritable(existing)
+    problem = _unwritable(existing, folder)
     if problem:
-        where = "" if problem.startswith(f"{folder.absolute()}: ") else f"{folder}: "
-        return Finding("state", False, f"state folder {where}{problem}")
+        return Finding("state", False, f"state folder {folder}: {problem}")
     try:
         _probe(folder / "LOCK")
     except BlockingIOError as error:
@@ -101,7 +100,7 @@ def _socket(config: Config) -> Finding:
         return Finding("listen", True, f"{config.listen.target}: loopback")
     if path.exists() and not path.is_socket():
         return Finding("listen", False, f"{path} exists and is not a socket")
-    problem = _unwritable(_nearest(path.parent))
+    problem = _unwritable(_nearest(path.parent), path)
     if problem:
         return Finding("listen", False, f"socket {path}: {problem}")
     try:
@@ -148,12 +147,12 @@ def _seen(path: Path) -> bool:
     return True
 
 
-def _unwritable(folder: Path) -> str:
-    """Why nothing can be created in `folder`, "" if it can."""
+def _unwritable(folder: Path, named: Path) -> str:
+    """Why nothing can be created in `folder`, "" if it can; to stand behind the name of the path `named`."""
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        return why_unreachable(folder, error)
+        return why_unreachable(folder, error, named=named)
     return ""
 
 

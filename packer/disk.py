@@ -61,7 +61,7 @@ def reaching(path: Path, what: str) -> Iterator[None]:
         if not isinstance(cause, OSError) or cause.errno not in REFUSALS:
             raise
         # A file that is not there could not be made: then it is its folder that is in the way.
-        why = why_unreachable(path if os.path.lexists(path) else path.parent, cause)
+        why = why_unreachable(path if os.path.lexists(path) else path.parent, cause, named=path)
         raise FolderError(f"{what} {path}: {why}") from cause
 
 

@@ -16,6 +16,7 @@ from colibri.packer.disk import Disk, OutputFile, reaching
 
 JOURNAL_NAME = "pack.journal"
 JOURNAL_VERSION = 1
+_AND_THE_REST = "and every *.partial file in the folders of the pack"
 
 
 class JournalError(Exception):
@@ -97,14 +98,15 @@ class Journal:
         try:
             lines, end = _read_lines(file.read(0, file.size()))
             if not lines:
-                raise JournalError(f"{path}: its first line is damaged; {_start_anew(folder)}")
+                raise JournalError(f"{path}: its first line is damaged; remove that file {_AND_THE_REST}")
             head = lines[0]
             if head.get("version") != JOURNAL_VERSION:
-                raise JournalError(f"{path}: version {head.get('version')!r}; {_start_anew(folder)}")
+                raise JournalError(f"{path}: version {head.get('version')!r}; remove that file {_AND_THE_REST}")
             if head["fingerprint"] != fingerprint:
                 raise JournalError(
                     f"{folder} holds an unfinished pack of another source or with other options (or the source changed "
-                    f"since); run the command that began it, or, to give that pack up: {_start_anew(folder)}"
+                    f"since); run the command that began it, or, to give that pack up: remove {JOURNAL_NAME} "
+                    f"{_AND_THE_REST}"
                 )
             file.cut(end)
             return cls(file, UUID(head["uuid"]), _collect(lines[1:], path), end)
@@ -130,10 +132,6 @@ def journal_exists(folder: Path) -> bool:
     """Return whether a pack was begun in `folder` and not finished. Raises DriveError, FolderError."""
     with reaching(folder, "looking into"):
         return (folder / JOURNAL_NAME).exists()
-
-
-def _start_anew(folder: Path) -> str:
-    return f"remove {folder / JOURNAL_NAME} and every *.partial file in the folders of the pack"
 
 
 def _line(value: dict[str, Any]) -> bytes:

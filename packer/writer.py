@@ -72,7 +72,7 @@ def _finished(
         with open_container(folders[0], folders[1:], lock=False) as container:
             manifest = container.manifest
     except ContainerError as error:
-        raise FolderError(f"{folders[0]} holds a container that is not in order: {error}") from error
+        raise FolderError(f"there is a finished container, which is not in order: {error}") from error
     if not is_finished_form_of(manifest, plan.manifest):
         raise FolderError(f"{folders[0]} holds a finished container of another source or with other options")
     _refuse_newer(checkpoint, manifest, folders[0])

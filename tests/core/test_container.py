@@ -4,9 +4,7 @@ import hashlib
 import os
 import random
 import shutil
-import stat
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +16,13 @@ from hypothesis import strategies as st
 from colibri.core.container import Container, ContainerError, canonical_encoding, content_id, open_container
 from colibri.core.container_files import ALIGN, StripeHeader
 from colibri.core.identity import manifest_digest
-from colibri.core.paths import FolderLock, why_unreachable
+from colibri.core.paths import FolderLock
 from colibri.core.striping import EXTENT
 from colibri.core.tensors import crc32c
 from colibri.v1 import manifest_pb2
 from testkit.checkpoints import write_tq
 from testkit.packing import copy_container, pack_folder
+from testkit.wording import paths_named_twice
 
 Change = Callable[[manifest_pb2.Manifest], object]
 
@@ -47,8 +46,9 @@ def opened(folders: list[Path]) -> Container:
 
 
 def refused(folders: list[Path], match: str) -> None:
-    with pytest.raises(ContainerError, match=match):
+    with pytest.raises(ContainerError, match=match) as refusal:
         opened(folders)
+    assert paths_named_twice(str(refusal.value)) == []
 
 
 def rewrite(folders: list[Path], change: Change, *, sign: bool = True) -> None:
@@ -219,7 +219,7 @@ def test_a_stripe_with_bytes_behind_its_end_is_named(folders: list[Path]) -> Non
 def test_a_folder_too_many_is_named(folders: list[Path], tmp_path: Path) -> None:
     (tmp_path / "extra").mkdir()
     refused([*folders, tmp_path / "extra"], "extra holds no stripe of this container")
-    refused([*folders, folders[1]], "is the same folder as")
+    refused([*folders, folders[1]], "is given twice")
 
 
 def test_two_stripes_in_a_folder_are_refused(folders: list[Path]) -> None:
@@ -245,39 +245,15 @@ def test_the_first_component_that_fails_is_named(folders: list[Path], tmp_path: 
     refused([folders[0], tmp_path / "file" / "x", folders[2]], rf"{tmp_path}/file: is no folder")
 
 
-@pytest.fixture
-def closed_folder() -> Iterator[Path]:
-    """A folder that only its owner may enter, below one that everybody may."""
-    base = Path(tempfile.mkdtemp())
-    base.chmod(0o755)
-    (base / "closed" / "inner").mkdir(parents=True)
-    (base / "closed").chmod(0o700 if os.geteuid() == 0 else 0o600)
-    try:
-        yield base / "closed"
-    finally:
-        (base / "closed").chmod(0o700)
-        shutil.rmtree(base)
-
-
-def test_a_folder_that_may_not_be_entered_is_named(closed_folder: Path) -> None:
-    uid = os.geteuid()
-    if uid == 0:
-        os.seteuid(65534)
-    try:
-        text = why_unreachable(closed_folder / "inner", PermissionError(13, "Permission denied"))
-    finally:
-        os.seteuid(uid)
-    mode = stat.S_IMODE(closed_folder.stat().st_mode)
-    assert f"{closed_folder}: may not be entered by uid" in text
-    assert f"(mode {mode:04o}, owner uid {uid})" in text
-
-
-def test_under_systemd_the_likely_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Path("/home", "nobody-is-called-this", "model")
-    monkeypatch.delenv("INVOCATION_ID", raising=False)
-    assert "ProtectHome" not in why_unreachable(path, OSError())
-    monkeypatch.setenv("INVOCATION_ID", "1")
-    assert "ProtectHome=" in why_unreachable(path, OSError())
+def test_a_path_that_fails_itself_is_said_once(folders: list[Path], tmp_path: Path) -> None:
+    missing = tmp_path / "no"
+    refused([folders[0], missing], f"^stripe folder {missing} cannot be read: No such file or directory; is the drive")
+    refused([folders[0], folders[1], folders[1]], f"^stripe folder {folders[1]} is given twice$")
+    twin = folders[1] / "twin"
+    twin.symlink_to(folders[1])
+    refused([*folders[:2], twin], f"^stripe folder {twin} is the same folder as {folders[1]}$")
+    (folders[0] / "extents.crc32c").unlink()
+    refused(folders, f"^{folders[0]}/extents.crc32c cannot be opened: No such file or directory")
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

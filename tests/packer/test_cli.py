@@ -268,8 +268,8 @@ def test_a_folder_that_may_not_be_written_is_1(
     else:
         monkeypatch.setattr(target, refuse)
     assert run(source, "--out", out) == 1
-    blamed = {"making": tmp_path, "locking": out / "LOCK", "opening": out}[where]
-    assert re.search(rf"{where} {out}.*: {blamed}: {os.strerror(code)}", capsys.readouterr().err)
+    blamed = {"making": f"{out}: {tmp_path}", "locking": out / "LOCK", "opening": f"{out}/pack.journal.*: {out}"}[where]
+    assert re.search(rf"{where} {blamed}: {os.strerror(code)}", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])

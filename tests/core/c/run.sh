@@ -1,8 +1,9 @@
 #!/bin/bash
 # Builds the core and every test_*.c here with sanitizers and runs them; `make test-c` calls it.
 #
-# All tests run under ASan and UBSan; the engine, which has threads, also under TSan. A test's own sources and linker
-# flags stand in a line "link: ..." near its top. Objects are kept in build/test-c and made again when a source changes.
+# All tests run under ASan and UBSan; those of the engine, which has threads, also under TSan. A test's own sources and
+# linker flags stand in a line "link: ..." near its top. Objects are kept in build/test-c and made again when a source
+# changes.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
@@ -42,3 +43,4 @@ build_core asan address,undefined
 for test in "$here"/test_*.c; do run_test asan address,undefined "$test"; done
 build_core tsan thread
 run_test tsan thread "$here/test_engine.c" 60
+run_test tsan thread "$here/test_overlap.c"
