@@ -19,6 +19,7 @@ from colibri.core.core import ModelOptions
 from testkit.loop_drives import DriveSpec, LoopDrive, loop_drives, why_not
 
 MB = 1_000_000
+LEAST_LIMIT_BYTES = 320 << 20  # Python and the RAM ceiling need that much; only the small slice comes below
 
 
 def refuse_where_impossible(bench: str) -> bool:
@@ -32,6 +33,11 @@ def refuse_where_impossible(bench: str) -> bool:
 def backends() -> list[str]:
     """The I/O back ends that this build lets the caller choose."""
     return ["uring", "threads"] if "io_backend" in ModelOptions.__dataclass_fields__ else ["auto"]
+
+
+def limit_for(shape: Shape, factor: int) -> int:
+    """The memory limit in bytes under which the model is `factor` times larger than memory."""
+    return max(sum(plan_slice(shape, [1]).folder_bytes) // factor, LEAST_LIMIT_BYTES)
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from giant import GIANT, PEER, SMALL, Shape, plan_slice
+from giant import GIANT, PEER, SMALL, Shape
 from giant_weights import token_stream
 from peer import CMAKE_FLAGS, VERSION, Pair, PeerRun, Setting, peer_python, run_peer, same_slice
 from report import result, table
-from slicerig import MB, Judged, backends, judge, refuse_where_impossible, slice_on_drives
+from slicerig import MB, Judged, backends, judge, limit_for, refuse_where_impossible, slice_on_drives
 from slicerun import PROMPT, Job, run
 
 from testkit.loop_drives import group
@@ -39,18 +39,18 @@ Case = tuple[int, str]  # how many times the model is larger than its limit, bac
 
 def throttled(shape: Shape, options: argparse.Namespace) -> dict[Case, Judged]:
     """Decode under every limit with every back end, each between two looks at the ceilings."""
-    size = sum(plan_slice(shape, [1]).folder_bytes)
     seen: dict[Case, Judged] = {}
     with slice_on_drives(shape, [RATE], options.images) as (drives, folders):
         for factor in options.factors:
+            limit = limit_for(shape, factor)
             for backend in backends():
-                job = Job(folders, memory_bytes=size // factor, io_backend=backend, tokens=options.tokens,
+                job = Job(folders, memory_bytes=limit, io_backend=backend, tokens=options.tokens,
                           warm_tokens=options.warm_tokens)  # fmt: skip
-                with group(drives, size // factor) as limited:
+                with group(drives, limit) as limited:
                     before = run("ceilings", job, limited)
                     decoded = run("decode", job, limited)
                     seen[factor, backend] = judge(decoded, [before, run("ceilings", job, limited)])
-                rss = f"peak RSS {decoded['peak_rss_bytes'] / MB:.0f} of {size / factor / MB:.0f} MB"
+                rss = f"peak RSS {decoded['peak_rss_bytes'] / MB:.0f} of {limit / MB:.0f} MB"
                 print(f"{factor}x, {backend}: {decoded['slots']} slots, {rss}", file=sys.stderr, flush=True)
     return seen
 
