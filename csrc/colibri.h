@@ -256,7 +256,7 @@ typedef struct cl_model_options {
     const char *isa;             /* "auto", "generic", "avx2" */
     uint32_t threads;            /* compute threads; 0: all cores this process may use */
     int32_t io_backend;          /* CL_IO_* */
-    uint32_t io_threads;         /* per stripe, where threads read; 0: 2 */
+    uint32_t io_threads;         /* per stripe, where threads read; 0: 4 */
     uint32_t io_depth;           /* requests in flight per stripe, where io_uring reads; 0: 4 */
     int32_t direct;              /* CL_DIRECT_* */
     int32_t verify;              /* CL_VERIFY_* */
@@ -304,6 +304,39 @@ typedef struct cl_model_stats {
     uint64_t buffered_stripes; /* bit i: stripe i, one of the first 64, is read through the page cache */
 } cl_model_stats;
 void cl_model_get_stats(const cl_model *model, cl_model_stats *stats); /* [any thread] */
+
+#define CL_DRIVE_TEXT 512
+/* One stripe's drive since the model was opened. A read here is one request to the drive, a piece of an extent. */
+typedef struct cl_drive_stats {
+    int32_t backend;   /* CL_IO_URING or CL_IO_THREADS */
+    uint32_t direct;   /* 1: read with O_DIRECT */
+    uint32_t mirror;   /* 1: a mirror is open */
+    uint32_t degraded; /* 1: an extent could not be read even by the second try; until reopened */
+    uint32_t depth;    /* requests in flight at most */
+    uint64_t reads, read_bytes;
+    uint64_t busy_us; /* with at least one read in flight */
+    uint64_t cpu_us;  /* processor time of the I/O threads, checksums included */
+    uint64_t retries; /* extents read a second time, after EIO or a wrong checksum */
+    uint64_t errors;  /* failed reads of extents (EIO, end of file ...), retried or not */
+    uint64_t checksum_errors; /* the same for wrong checksums */
+    uint64_t mirror_reads;    /* extents read from the mirror instead */
+    uint64_t latency_p50_us, latency_p99_us; /* of reads, within an eighth; 0: none yet */
+    char last_error[CL_DRIVE_TEXT]; /* why it is degraded, or empty */
+    char note[CL_DRIVE_TEXT];       /* what it goes without (io_uring, registered buffers, its mirror), or empty */
+} cl_drive_stats;
+/* Fills up to `capacity` drives in stripe order, returns how many there are. [any thread] */
+uint32_t cl_model_drive_stats(const cl_model *model, cl_drive_stats *out, uint32_t capacity);
+
+/* Opens again every stripe and mirror that is degraded, missing, or whose path now names another file; the header must
+ * fit the container. Clears what was degraded. Where it fails the old file stays open, the others are still tried, and
+ * the first failure is returned. Between steps. */
+int cl_model_reopen_stripes(cl_model *model, cl_error *err);
+
+/* Bytes per second that the engine's own way of reading gets from an existing file: extents of request_bytes (a
+ * multiple of 4096) in scattered order, `depth` requests in flight (0: the default; with threads, that many threads),
+ * until `bytes` are read. backend: CL_IO_*. Takes memory for the reads in flight. [any thread] */
+int cl_drive_probe(const char *path, uint64_t request_bytes, uint32_t depth, uint64_t bytes, int32_t backend,
+                   double *bytes_per_second, cl_error *err);
 const char *cl_model_isa(const cl_model *model);
 
 /* ---- sequences and their KV -------------------------------------------------------------------------------------- */

@@ -5,7 +5,6 @@ where they are used (by the core) or by `colibri-pack verify`. The packer (verif
 here. docs/container.md describes the format.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,16 +14,10 @@ import numpy as np
 
 from colibri.core.container_check import canonical_name
 from colibri.core.container_files import ContainerError
-from colibri.core.container_survey import (
-    DENSE_NAME,
-    MANIFEST_NAME,
-    Survey,
-    read_manifest,
-    split_digests,
-    stripe_name,
-)
+from colibri.core.container_folders import ContainerFolders
+from colibri.core.container_stripes import stripe_name
+from colibri.core.container_survey import DENSE_NAME, MANIFEST_NAME, Survey, split_digests
 from colibri.core.identity import canonical_encoding, content_id
-from colibri.core.paths import FolderLock, why_unreachable
 from colibri.core.striping import EXTENT, ExtentTable, extents_per_record, layer_extents
 
 __all__ = [
@@ -44,8 +37,8 @@ __all__ = [
 class Container:
     """An open container. Holds the shared locks of its folders until close(); made by open_container()."""
 
-    def __init__(self, survey: Survey, locks: list[FolderLock]) -> None:
-        """Take over the locks. Raises ContainerError with the first fault that the survey found."""
+    def __init__(self, survey: Survey, folders: ContainerFolders) -> None:
+        """Take over the locks of the folders. Raises ContainerError with the first fault that the survey found."""
         if survey.faults:
             raise ContainerError(survey.faults[0])
         assert survey.extent_crcs is not None
@@ -53,13 +46,14 @@ class Container:
         self.manifest = survey.manifest
         self.primary = survey.primary
         self.dense_path = survey.primary / DENSE_NAME
-        self.stripe_paths = [
-            path for path in survey.stripe_paths if path
-        ]  # by number; index 0 is in the primary folder
+        self.warnings = [*folders.warnings, *survey.warnings]  # what is lost and can be done without
+        # By number; index 0 is in the primary folder. A lost stripe is read from its mirror, which stands here then.
+        self.stripe_paths = [path for path in survey.stripe_paths if path]
+        self.mirror_paths = survey.mirror_paths  # the second copy of each stripe, None where there is none
         self.content_id = survey.manifest.content_id
         self.record_digests = split_digests(survey.record_digests)  # SHA-256 of each record, in logical order
         self._extent_crcs = np.frombuffer(survey.extent_crcs, "<u4")
-        self._locks = locks
+        self._folders = folders
 
     def extents_per_record(self, layer_index: int) -> int:
         """Return into how many extents a record of manifest.expert_layers[layer_index] is cut."""
@@ -82,8 +76,7 @@ class Container:
 
     def close(self) -> None:
         """Let go of the locks; a second call does nothing."""
-        for lock in self._locks:
-            lock.close()
+        self._folders.close()
 
     def __enter__(self) -> Self:
         return self
@@ -98,44 +91,13 @@ def open_container(primary: Path, stripes: Sequence[Path] = (), *, lock: bool = 
     """Open the container with its manifest in `primary` and further stripes in the folders `stripes`, in any order.
 
     Checks the manifest, the headers of all files, both tables, the bundled files and the content id, and takes a
-    shared lock on every folder (`lock=False`: the caller holds them exclusively). Raises ContainerError, and OSError
-    for a read that fails after the file was opened.
+    shared lock on every folder (`lock=False`: the caller holds them exclusively). A mirror that is missing or wrong,
+    and a lost stripe whose mirror is good, are warnings. Raises ContainerError, and OSError for a read that fails after
+    the file was opened.
     """
-    folders = [Path(folder).absolute() for folder in (primary, *stripes)]
-    locks = lock_folders(folders) if lock else []
+    folders = ContainerFolders(primary, stripes, lock=lock)
     try:
-        return Container(Survey(folders, read_manifest(folders[0])), locks)
+        return Container(Survey(folders.paths, folders.manifest), folders)
     except BaseException:
-        for held in locks:
-            held.close()
+        folders.close()
         raise
-
-
-def lock_folders(folders: Sequence[Path]) -> list[FolderLock]:
-    """Take the shared locks of a container's folders, which must be readable and distinct. Raises ContainerError."""
-    _check_folders(folders)
-    locks: list[FolderLock] = []
-    for folder in folders:
-        try:
-            locks.append(FolderLock(folder, exclusive=False))
-        except OSError as error:
-            for held in locks:
-                held.close()
-            if isinstance(error, BlockingIOError):
-                raise ContainerError(f"{folder} is being written by another process, which holds its LOCK") from error
-            raise ContainerError(f"{folder}: LOCK cannot be taken: {error.strerror}") from error
-    return locks
-
-
-def _check_folders(folders: Sequence[Path]) -> None:
-    for index, folder in enumerate(folders):
-        what = "container" if index == 0 else "stripe folder"
-        try:
-            os.listdir(folder)
-        except OSError as error:
-            raise ContainerError(f"{what} {folder} cannot be read: {why_unreachable(folder, error)}") from error
-        for other in folders[:index]:
-            if folder == other:
-                raise ContainerError(f"{what} {folder} is given twice")
-            if folder.samefile(other):
-                raise ContainerError(f"{what} {folder} is the same folder as {other}")

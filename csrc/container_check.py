@@ -38,7 +38,9 @@ KNOWN_FEATURES: frozenset[str] = frozenset()
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,255}")
-_OWN_FILES = re.compile(r"manifest\.json|dense\.safetensors|extents\.crc32c|records\.sha256|stripe-.*|LOCK|.*\.partial")
+_OWN_FILES = re.compile(
+    r"manifest\.json|dense\.safetensors|extents\.crc32c|records\.sha256|(stripe|mirror)-.*|LOCK|.*\.partial"
+)
 
 _Role = manifest_pb2.TensorRole
 VECTOR_ROLES = frozenset(number for name, number in _Role.items() if name.endswith(("_NORM", "_BIAS")))
@@ -118,6 +120,9 @@ def _check_layout(layout: manifest_pb2.Layout) -> None:
         require(
             ALIGN <= stripe.bytes < SIZE_LIMIT and stripe.bytes % ALIGN == 0,
             f"{where}.bytes is {stripe.bytes}, not a positive multiple of {ALIGN}",
+        )
+        require(
+            not stripe.mirrored or len(layout.stripes) > 1, f"{where}.mirrored: there is no other drive for a mirror"
         )
     least = layout.min_extent_bytes
     require(0 < least < SIZE_LIMIT and least % ALIGN == 0, f"layout.min_extent_bytes is {least}")

@@ -8,11 +8,14 @@ stand side by side.
 import json
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from colibri.core.paths import why_unreachable
 from colibri.core.tensors import crc32c
 
 FORMAT_VERSION = 1
@@ -33,6 +36,31 @@ class ContainerError(Exception):
     """A container, or a part of one, that must not be used; the text names file, field, stripe and offset."""
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the file's name in front of what is wrong with it."""
+    try:
+        yield
+    except ContainerError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[int, int]]:
+    """Give descriptor and size of a regular file, and name it in every refusal."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ContainerError(f"{path} cannot be opened: {why_unreachable(path, error)}") from error
+    try:
+        with naming(path):
+            if not os.path.isfile(path):
+                raise ContainerError("is no regular file")
+            yield fd, os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
 def read_exact(fd: int, offset: int, count: int, *, piece_bytes: int = 0) -> bytes:
     """Read exactly `count` bytes at `offset`, in pieces. Raises ContainerError at the end of the file, OSError else."""
     piece_bytes = piece_bytes or PIECE_BYTES
@@ -49,18 +77,19 @@ def read_exact(fd: int, offset: int, count: int, *, piece_bytes: int = 0) -> byt
 
 @dataclass(frozen=True)
 class StripeHeader:
-    """cl_stripe_header of format.h."""
+    """cl_stripe_header of format.h; `mirror` says that the file is the stripe's second copy."""
 
     stripe: int
     stripes: int
     uuid: UUID
     content_id: str
     file_bytes: int
+    mirror: bool = False
 
     def pack(self) -> bytes:
         """Return the whole first block of the stripe file, 4096 bytes."""
         body = _STRIPE.pack(
-            *(STRIPE_MAGIC, FORMAT_VERSION, self.stripe, self.stripes, 0, self.uuid.bytes),
+            *(STRIPE_MAGIC, FORMAT_VERSION, self.stripe, self.stripes, int(self.mirror), self.uuid.bytes),
             *(bytes.fromhex(self.content_id), self.file_bytes, bytes(12)),
         )
         return (body + struct.pack("<I", crc32c(body))).ljust(ALIGN, b"\0")
@@ -75,9 +104,11 @@ class StripeHeader:
         _check_header_crc(block, _STRIPE.size)
         fields = _STRIPE.unpack_from(block)
         _check_version(fields[1])
-        if fields[4] or any(fields[8]) or any(block[_STRIPE.size + 4 :]):
+        if any(fields[8]) or any(block[_STRIPE.size + 4 :]):
             raise ContainerError("has non-zero bytes where its header is reserved")
-        return cls(fields[2], fields[3], UUID(bytes=fields[5]), fields[6].hex(), fields[7])
+        if fields[4] > 1:
+            raise ContainerError(f"has the number {fields[4]} where its header says whether it is a mirror, not 0 or 1")
+        return cls(fields[2], fields[3], UUID(bytes=fields[5]), fields[6].hex(), fields[7], bool(fields[4]))
 
 
 def _check_header_crc(data: bytes, size: int) -> None:

@@ -17,10 +17,12 @@ import numpy.typing as npt
 from colibri.core._core import ffi, lib
 from colibri.core.container import Container
 from colibri.core.core_options import COptions, ModelOptions
+from colibri.core.drives import DriveStats
 from colibri.core.errors import CoreError, InvalidError, error_from
 
 __all__ = [
     "Counts",
+    "DriveStats",
     "KvSection",
     "MemoryPlan",
     "Model",
@@ -315,6 +317,24 @@ class Model:
         with self._lock:
             lib.cl_model_get_stats(self._c(), c)
         return ModelStats(**{field.name: int(getattr(c, field.name)) for field in fields(ModelStats)})
+
+    def drive_stats(self) -> list[DriveStats]:
+        """Return what each stripe's drive has done, in stripe order. From any thread."""
+        with self._lock:
+            count = lib.cl_model_drive_stats(self._c(), ffi.NULL, 0)
+            c = ffi.new("cl_drive_stats[]", count)
+            lib.cl_model_drive_stats(self._c(), c, count)
+        return [DriveStats.from_c(drive) for drive in c]
+
+    def reopen_stripes(self) -> None:
+        """Open again every stripe and mirror that is degraded, missing or another file by now. Between steps.
+
+        The others are reopened even if one fails. Raises the first failure, after which that file is still the old
+        one: CorruptError for a header that does not fit the container, StorageError.
+        """
+        err = ffi.new("cl_error *")
+        lib.cl_model_reopen_stripes(self._c(), err)
+        _raise(err)
 
     def kv_layout(self) -> list[KvSection]:
         """Return what a KV page holds, in order of offset."""

@@ -4,6 +4,7 @@ Owns the translation of ModelSpec, dense tensors, expert layers and extents, fie
 core checks itself. Everything that the structs point to is kept alive by the returned object until the call is over.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +20,12 @@ CData = Any  # a cffi struct
 KV_DTYPES: dict[str, int] = {"f16": 1, "f32": 2}
 ACTIVATIONS: dict[str, int] = {"i8": 1, "i16": 2}
 DIRECT: dict[str, int] = {"auto": 0, "on": 1, "off": 2}
-VERIFY: dict[str, int] = {"always": 0}
+VERIFY: dict[str, int] = {"always": 0, "first": 1, "never": 2}
+
+
+IoBackend = Literal["auto", "io_uring", "threads"]
+Verify = Literal["always", "first", "never"]
+IO_BACKENDS: dict[IoBackend, int] = {"auto": 0, "io_uring": 1, "threads": 2}
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,10 @@ class ModelOptions:
 
     expert_slots: experts kept in memory. kv_pages: pages of 64 positions for all sequences. ring_slots: read ring
     beside the cache. max_rows: decode rows in one step. max_prefills, pass_tokens: prefill cursors alive at once, and
-    the longest pass of each. threads: 0 for all cores that the process may use. io_threads: per stripe, 0 for the
-    default. banned_tokens: ids that are never sampled.
+    the longest pass of each. threads: 0 for all cores that the process may use. io_backend: "auto" is io_uring where
+    the kernel allows it. io_threads: per stripe where threads read, io_depth: requests in flight per stripe where
+    io_uring reads, 0 for the defaults. verify: checksums of experts on every read, on the first of each, or never.
+    banned_tokens: ids that are never sampled.
     """
 
     expert_slots: int
@@ -43,9 +51,11 @@ class ModelOptions:
     activation: Literal["i8", "i16"] = "i16"
     isa: str = "auto"
     threads: int = 0
+    io_backend: IoBackend = "auto"
     io_threads: int = 0
+    io_depth: int = 0
     direct: Literal["auto", "on", "off"] = "auto"
-    verify: Literal["always"] = "always"
+    verify: Verify = "always"
     banned_tokens: tuple[int, ...] = ()
 
 
@@ -79,11 +89,11 @@ class COptions:
         c.n_expert_layers = len(manifest.expert_layers)
         for index, (target, layer) in enumerate(zip(layers, manifest.expert_layers, strict=True)):
             self._fill_expert_layer(target, layer, container, index)
-        stripes = [(self._keep("char[]", bytes(path)), path) for path in container.stripe_paths]
-        c.stripes = self._keep("cl_stripe[]", len(stripes))
-        c.n_stripes = len(stripes)
-        for number, (path_c, _) in enumerate(stripes):
-            c.stripes[number].path = path_c
+        c.n_stripes = len(container.stripe_paths)
+        c.stripes = self._keep("cl_stripe[]", c.n_stripes)
+        for number, (path, mirror) in enumerate(zip(container.stripe_paths, container.mirror_paths, strict=True)):
+            c.stripes[number].path = self._keep("char[]", bytes(path))
+            c.stripes[number].mirror_path = ffi.NULL if mirror is None else self._keep("char[]", bytes(mirror))
             c.stripes[number].bytes = manifest.layout.stripes[number].bytes
 
     def _spec(self, spec: manifest_pb2.ModelSpec) -> CData:
@@ -126,18 +136,20 @@ class COptions:
         c = self.c
         for name in ("expert_slots", "ring_slots", "kv_pages", "max_rows", "max_prefills", "pass_tokens"):
             setattr(c, name, getattr(options, name))
-        for name in ("max_context", "threads", "io_threads"):
+        for name in ("max_context", "threads", "io_threads", "io_depth"):
             setattr(c, name, getattr(options, name))
-        c.kv_dtype = _choice("kv_dtype", KV_DTYPES, options.kv_dtype)
-        c.activation = _choice("activation", ACTIVATIONS, options.activation)
-        c.direct = _choice("direct", DIRECT, options.direct)
-        c.verify = _choice("verify", VERIFY, options.verify)
+        c.kv_dtype = choice("kv_dtype", KV_DTYPES, options.kv_dtype)
+        c.activation = choice("activation", ACTIVATIONS, options.activation)
+        c.io_backend = choice("io_backend", IO_BACKENDS, options.io_backend)
+        c.direct = choice("direct", DIRECT, options.direct)
+        c.verify = choice("verify", VERIFY, options.verify)
         c.isa = self._keep("char[]", options.isa.encode())
         c.banned_tokens = self._keep("int32_t[]", list(options.banned_tokens))
         c.n_banned_tokens = len(options.banned_tokens)
 
 
-def _choice(name: str, values: dict[str, int], value: str) -> int:
+def choice(name: str, values: Mapping[Any, int], value: str) -> int:
+    """Return the core's number for a named choice; raises InvalidError with what can be chosen."""
     if value not in values:
         raise InvalidError(f"option {name} is {value!r}, must be one of {', '.join(values)}")
     return values[value]

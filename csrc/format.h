@@ -35,14 +35,15 @@
 #define CL_ALIGN 4096       /* records, extents, and the header of a stripe file */
 #define CL_PART_ALIGN 64    /* parts inside a record */
 
-/* The first 4096 bytes of every stripe file ("stripe-NNN.colibri"); the rest of the block is zero. */
+/* The first 4096 bytes of every stripe file ("stripe-NNN.colibri") and of every mirror; the rest of the block is zero.
+ * A mirror equals its stripe byte for byte but for `mirror` and the checksum of the header. */
 #define CL_STRIPE_MAGIC "COLIBRI\x01"
 typedef struct cl_stripe_header {
     uint8_t magic[8];
     uint32_t version; /* CL_FORMAT_VERSION */
     uint32_t stripe;  /* its number */
     uint32_t stripes; /* how many the container has */
-    uint32_t reserved;
+    uint32_t mirror;       /* 0: the stripe itself; 1: its second copy, "mirror-NNN.colibri" on another drive */
     uint8_t uuid[16];       /* of the pack: manifest layout.uuid */
     uint8_t content_id[32]; /* what the records belong to */
     uint64_t file_bytes;    /* size of the whole file */

@@ -250,6 +250,17 @@ static void initialise(cl_model *m, const cl_model_options *o) {
     atomic_store(&m->counters.prefills_free, m->max_prefills);
 }
 
+static int open_drives(cl_model *m, const cl_model_options *o, cl_error *err) {
+    cl_io_options options = {.stripes = o->stripes,
+                             .n_stripes = o->n_stripes,
+                             .backend = o->io_backend,
+                             .threads = o->io_threads,
+                             .depth = o->io_depth,
+                             .direct = o->direct,
+                             .verify = o->verify};
+    return cl_io_open(&m->io, &options, &m->counters, err);
+}
+
 static int build(cl_model *m, const cl_model_options *o, cl_error *err) {
     cl_carve carves[REGIONS];
     uint64_t total;
@@ -259,12 +270,15 @@ static int build(cl_model *m, const cl_model_options *o, cl_error *err) {
     if (!m->kernels) return cl_fail(err, CL_UNSUPPORTED, "option isa: \"%s\" is not available here", o->isa);
     m->dense_path = strdup(o->dense_path);
     if (!m->dense_path) return cl_fail(err, CL_NOMEM, "no memory for a path");
-    code = cl_io_open(&m->io, o->stripes, o->n_stripes, o->io_threads, o->direct, &m->counters, err);
+    code = open_drives(m, o, err);
     if (!code) code = cl_pool_create(&m->pool, m->threads, err);
     if (!code) code = cl_arena_map(&m->arena, total, err);
     if (code) return code;
     cl_arena_touch(&m->arena, m->pool);
     uint8_t *base = m->arena.base;
+    /* The ring follows the slots, so all that is read into is one range. */
+    uint8_t *slots = base + carves[DENSE].used + carves[KV].used;
+    uint64_t slots_bytes = carves[SLOTS].used + carves[RING].used;
     for (int r = 0; r < REGIONS; r++) {
         uint64_t bytes = carves[r].used;
         carves[r] = (cl_carve){base, 0, 0};
@@ -273,7 +287,7 @@ static int build(cl_model *m, const cl_model_options *o, cl_error *err) {
     place(m, carves, o);
     m->store.io = m->io;
     initialise(m, o);
-    return CL_OK;
+    return cl_io_start(m->io, slots, slots_bytes, err);
 }
 
 int cl_model_open(cl_model **out, const cl_model_options *options, cl_error *err) {

@@ -29,6 +29,7 @@ void cl_store_place(cl_store *store, cl_carve *carve, const cl_model_options *op
         cl_store_layer placed = {0};
         placed.extents =
             cl_carve_take(carve, (uint64_t)from->experts * from->extents_per_record, sizeof *placed.extents, 64);
+        placed.verified = cl_carve_take(carve, from->experts, from->extents_per_record, 64);
         placed.slot_of = cl_carve_take(carve, from->experts, sizeof *placed.slot_of, 64);
         placed.heat = cl_carve_take(carve, from->experts, sizeof *placed.heat, 64);
         if (store->layers) store->layers[l] = placed;
@@ -127,6 +128,7 @@ static void start_read(cl_store *store, cl_slot *slot, uint32_t layer, uint32_t 
     slot->loading = 1;
     from->slot_of[expert] = (int32_t)(slot - store->slots);
     slot->read.data = slot->data;
+    slot->read.verified = from->verified + (uint64_t)expert * from->extents_per_record;
     slot->read.layer = from->layer;
     slot->read.expert = expert;
     cl_io_submit(store->io, &slot->read, from->extents + (uint64_t)expert * from->extents_per_record,

@@ -23,6 +23,7 @@ typedef struct cl_store_layer {
     uint32_t extents_per_record;
     uint64_t record_bytes;
     cl_extent *extents; /* [experts][extents_per_record] */
+    uint8_t *verified;  /* the same shape: 1 once its checksum has been compared, see cl_read */
     int32_t *slot_of;   /* [experts], -1: not in memory */
     double *heat;       /* [experts], how much decoding used it of late; kept for absent experts too */
 } cl_store_layer;

@@ -6,38 +6,38 @@ in commands.py.
 
 import argparse
 import json
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from pathlib import Path
 
 from colibri.core.container import ContainerError
 from colibri.core.errors import CoreError
-from colibri.packer.commands import Stripe, run_export, run_inspect, run_pack, run_plan, run_verify
+from colibri.packer.arguments import add_arguments
+from colibri.packer.commands import run_export, run_inspect, run_pack, run_plan, run_verify
 from colibri.packer.disk import REFUSALS, DriveError
+from colibri.packer.drive_commands import run_scrub
 from colibri.packer.errors import CheckpointError, FolderError
 from colibri.packer.interrupt import Interrupted, raised
 from colibri.packer.journal import JournalError
-from colibri.packer.precision import CLASS_FORMATS, DEFAULT_GROUP_SIZE, GROUP_SIZES, PrecisionError
+from colibri.packer.layout import LayoutError
+from colibri.packer.precision import PrecisionError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_IO = 74
 EXIT_SIGNAL = 128  # plus the signal's number
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-
 _DESCRIPTION = """\
 Packs a Hugging Face checkpoint into a container that colibrid serves. DIR gets the manifest, the dense weights and
 stripe 0 of the experts; each --stripe gets one more. A pack that was stopped goes on when the same command is run
 again.
 
-  colibri-pack SOURCE --out DIR [--stripe DIR[:WEIGHT] ...]
+  colibri-pack SOURCE --out DIR[:WEIGHT] [--stripe DIR[:WEIGHT] ...]
   colibri-pack plan SOURCE ...      what a pack would do: bytes per drive, what each tensor becomes
   colibri-pack inspect DIR          what a container holds
   colibri-pack verify DIR           reads every byte, names every fault
+  colibri-pack scrub DIR            reads the experts at leisure, names what is damaged
   colibri-pack export DIR --out D   back to a Hugging Face checkpoint, with the weights that the daemon computes with
 
 (A SOURCE folder that is called like a command is given as ./plan.)
@@ -47,6 +47,8 @@ _DESCRIPTIONS = {
     "plan": "Prints what a pack with these options would do, and writes nothing.",
     "inspect": "Prints what a container holds. With every --stripe given, opens all of its files too.",
     "verify": "Reads every byte of a container and names every fault.",
+    "scrub": "Reads every expert of a container from its drives, no faster than it is told, and names what is "
+    "damaged. May run beside a daemon.",
     "export": "Writes a container back as a Hugging Face checkpoint, with the weights that the daemon computes with.",
 }
 _EXIT_CODES = """\
@@ -54,40 +56,6 @@ exit codes: 0 done; 1 refused, or a fault was found (source, container or folder
 is full; 130 interrupted (SIGINT), 143 terminated (SIGTERM). A pack that ended with 74, 130 or 143, or was killed, goes
 on when the same command is run again.
 """
-
-
-# Nothing, or what begins like a number: no folder is meant by it, and if one is, it can be said.
-_MEANT_AS_WEIGHT = re.compile(r"|\s*[+-]?(\.?\d|nan\b|inf)[^/]*", re.IGNORECASE)
-
-
-def _stripe(text: str) -> Stripe:
-    folder, colon, weight = text.rpartition(":")
-    if not colon or not _MEANT_AS_WEIGHT.fullmatch(weight):
-        return Stripe(Path(text), 1)
-    if not folder or not weight.isdecimal() or not 0 < int(weight) < 2**32:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: WEIGHT is a positive 32-bit number, not {weight!r}; a path with a colon is written with its "
-            f"weight, {text + ':1'!r}"
-        )
-    return Stripe(Path(folder), int(weight))
-
-
-def _weight(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 2**32:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive 32-bit number")
-    return int(text)
-
-
-def _source(text: str) -> Path:
-    path = Path(text)
-    if not path.exists() and _HUB_ID.fullmatch(text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no folder here; if it is meant as a repository of the Hugging Face Hub: this version packs "
-            "local folders only, so download it first and give its folder"
-        )
-    if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is no folder")
-    return path
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
@@ -104,59 +72,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of text; counts and bytes are numbers"
     )
-    if command in ("pack", "plan"):
-        _add_packing(parser, command)
-        return parser
-    parser.add_argument("container", metavar="DIR", type=Path, help="the container's primary folder")
-    parser.add_argument(
-        "--stripe",
-        dest="stripes",
-        metavar="DIR",
-        type=Path,
-        action="append",
-        default=[],
-        help="a further stripe's folder, once for each (default: none)",
-    )
-    if command == "export":
-        parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="new or empty folder")
-        parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="of the weights (default: f32)")
-        parser.add_argument(
-            "--shard-bytes", metavar="N", type=_weight, default=2 << 30, help="longest shard (default: 2 GiB)"
-        )
+    add_arguments(parser, command)
     return parser
-
-
-def _add_packing(parser: argparse.ArgumentParser, command: str) -> None:
-    parser.add_argument("source", metavar="SOURCE", type=_source, help="folder of the checkpoint")
-    out = {"required": True} if command == "pack" else {"default": Path("DIR")}
-    parser.add_argument("--out", metavar="DIR", type=Path, help="primary folder of the container", **out)
-    parser.add_argument(
-        "--weight", metavar="N", type=_weight, default=1, help="relative bandwidth of DIR's drive (default: 1)"
-    )
-    parser.add_argument(
-        "--stripe",
-        dest="stripes",
-        metavar="DIR[:WEIGHT]",
-        type=_stripe,
-        action="append",
-        default=[],
-        help="one more drive's folder, once for each, and its relative bandwidth (default: 1)",
-    )
-    classes = ", ".join(CLASS_FORMATS)
-    parser.add_argument(
-        "--precision",
-        metavar="CLASS=FORMAT,...",
-        default="",
-        help=f"classes {classes}, or all; formats int4, int8, bf16, f32 (default: experts=int4, the rest int8; router, "
-        "norms and biases stay f32)",
-    )
-    parser.add_argument(
-        "--group-size",
-        type=int,
-        choices=GROUP_SIZES,
-        default=DEFAULT_GROUP_SIZE,
-        help=f"weights that share a scale (default: {DEFAULT_GROUP_SIZE})",
-    )
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
@@ -164,6 +81,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plan": run_plan,
     "inspect": run_inspect,
     "verify": run_verify,
+    "scrub": run_scrub,
     "export": run_export,
 }
 
@@ -177,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with raised():
             return _COMMANDS[command](options)
-    except PrecisionError as error:
+    except (LayoutError, PrecisionError) as error:
         return _fail(options, str(error), EXIT_USAGE)
     except (CheckpointError, ContainerError, FolderError, JournalError, CoreError) as error:
         return _fail(options, str(error), EXIT_FAILED)

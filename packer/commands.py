@@ -6,7 +6,6 @@ Joins the parts (checkpoint, families, plan, writer, verify, export) and prints 
 import argparse
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from colibri.packer import show
 from colibri.packer.checkpoint import Checkpoint
 from colibri.packer.export import export, exported_bytes
 from colibri.packer.families import resolve
+from colibri.packer.folders import make_folders, shared_drive_warnings
 from colibri.packer.plan import PackPlan, make_plan
 from colibri.packer.precision import parse_precision
 from colibri.packer.progress import reporter
@@ -24,24 +24,18 @@ from colibri.packer.wording import counted, size_text
 from colibri.packer.writer import pack
 
 
-@dataclass(frozen=True)
-class Stripe:
-    """A --stripe option."""
-
-    folder: Path
-    weight: int
-
-
 def run_pack(options: argparse.Namespace) -> int:
     """Pack, or go on with a pack."""
     with Checkpoint.open(options.source) as checkpoint:
         plan = _plan(options, checkpoint)
+        make_folders(_folders(options))
+        drive_warnings = shared_drive_warnings(_folders(options), plan.manifest.layout)
         with reporter("packing", plan.source_bytes, sys.stderr) as progress:
-            for warning in plan.manifest.warnings:
+            for warning in (*plan.manifest.warnings, *drive_warnings):
                 progress.note(f"warning: {warning}")
             manifest = pack(checkpoint, plan, _folders(options), reporter=progress)
     if options.json:
-        _print_json({"ok": True, **show.manifest_values(manifest)})
+        print_json({"ok": True, "drive_warnings": drive_warnings, **show.manifest_values(manifest)})
     else:
         print(show.manifest_text(manifest, warnings=False))  # told before the work began
     return 0
@@ -52,7 +46,7 @@ def run_plan(options: argparse.Namespace) -> int:
     with Checkpoint.open(options.source) as checkpoint:
         plan = _plan(options, checkpoint)
     if options.json:
-        _print_json(show.plan_json(plan, _folders(options)))
+        print_json(show.plan_json(plan, _folders(options)))
     else:
         print(show.plan_text(plan, _folders(options)))
     return 0
@@ -64,7 +58,7 @@ def run_inspect(options: argparse.Namespace) -> int:
     if options.stripes:
         open_container(options.container, options.stripes).close()
     if options.json:
-        _print_json(show.manifest_values(manifest))
+        print_json(show.manifest_values(manifest))
     else:
         print(show.manifest_text(manifest))
     return 0
@@ -76,7 +70,7 @@ def run_verify(options: argparse.Namespace) -> int:
     with reporter("verifying", total_bytes(manifest), sys.stderr) as progress:
         verdict = verify(options.container, options.stripes, progress)
     if options.json:
-        _print_json(show.verdict_json(verdict))
+        print_json(show.verdict_json(verdict))
     elif verdict.faults:
         print("\n".join([*verdict.faults, counted(len(verdict.faults), "fault")]))
     else:
@@ -92,7 +86,7 @@ def run_export(options: argparse.Namespace) -> int:
             shards = export(container, options.out, progress, dtype=options.dtype, shard_bytes=options.shard_bytes)
     if options.json:
         told = {"ok": True, "out": str(options.out), "shards": shards, "bytes": total, "dtype": options.dtype}
-        _print_json({**told, "rounded": options.dtype == "bf16"})
+        print_json({**told, "rounded": options.dtype == "bf16"})
     else:
         rounded = "; the weights were rounded to bf16, f32 keeps those of the daemon" if options.dtype == "bf16" else ""
         print(f"{options.out}: {size_text(total)} as {options.dtype} in {counted(len(shards), 'shard')}{rounded}")
@@ -101,13 +95,20 @@ def run_export(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace, checkpoint: Checkpoint) -> PackPlan:
     precision = parse_precision(options.precision, options.group_size)
-    weights = [options.weight, *(stripe.weight for stripe in options.stripes)]
-    return make_plan(checkpoint, resolve(checkpoint), precision, weights)
+    weights = [drive.weight or 1 for drive in (options.out, *options.stripes)]
+    return make_plan(
+        checkpoint,
+        resolve(checkpoint),
+        precision,
+        weights,
+        mirror=options.mirror,
+        min_extent_bytes=options.min_extent,
+    )
 
 
 def _folders(options: argparse.Namespace) -> list[Path]:
-    return [options.out, *(stripe.folder for stripe in options.stripes)]
+    return [drive.folder for drive in (options.out, *options.stripes)]
 
 
-def _print_json(value: dict[str, Any]) -> None:
+def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=1))

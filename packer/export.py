@@ -28,6 +28,7 @@ from colibri.packer.folders import make_folders
 from colibri.packer.layout import align
 from colibri.packer.outputs import PARTIAL
 from colibri.packer.progress import Reporter
+from colibri.packer.records import RecordReader
 from colibri.v1 import manifest_pb2
 
 SHARD_BYTES = 2 << 30
@@ -170,13 +171,13 @@ class _Source:
         self._record = b""
 
     def __enter__(self) -> "_Source":
-        paths = [self._container.dense_path, *self._container.stripe_paths]
-        self._fds = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]
+        self._dense = os.open(self._container.dense_path, os.O_RDONLY | os.O_CLOEXEC)
+        self._records = RecordReader(self._container)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in self._fds:
-            os.close(fd)
+        os.close(self._dense)
+        self._records.close()
 
     def rows(self, tensor: _Tensor) -> Iterator[_F32]:
         """Give the tensor in order, as runs of rows. Raises ContainerError for bytes that fail their checksum."""
@@ -192,7 +193,7 @@ class _Source:
             data = []
             for index, blob in enumerate(blobs):
                 stride = blob.bytes // tensor.rows
-                piece = read_exact(self._fds[0], blob.offset + begin * stride, (end - begin) * stride)
+                piece = read_exact(self._dense, blob.offset + begin * stride, (end - begin) * stride)
                 crcs[index] = crc32c(piece, crcs[index])
                 data.append(piece)
             yield dequantize_rows(form, data[0], data[1], data[2], end - begin, tensor.cols)
@@ -216,18 +217,8 @@ class _Source:
     def _read_record(self, layer_index: int, expert: int) -> bytes:
         if self._record_key != (layer_index, expert):
             self._record_key = (-1, -1)
-            pieces = []
-            for extent in self._container.extents(layer_index)[expert]:
-                stripe, offset = int(extent["stripe"]), int(extent["file_offset"])
-                piece = read_exact(self._fds[1 + stripe], offset, int(extent["bytes"]))
-                if crc32c(piece) != extent["crc32c"]:
-                    layer = self._manifest.expert_layers[layer_index].layer
-                    raise ContainerError(
-                        f"{self._container.stripe_paths[stripe]}: layer {layer}, expert {expert}, offset {offset}: "
-                        f"CRC-32C is {crc32c(piece):08x}, extents.crc32c says {int(extent['crc32c']):08x}"
-                    )
-                pieces.append(piece)
-            self._record, self._record_key = b"".join(pieces), (layer_index, expert)
+            self._record = self._records.read(layer_index, expert)
+            self._record_key = (layer_index, expert)
         return self._record
 
 

@@ -6,7 +6,7 @@ Pure but for reading the bundled files again. The manifest is checked by the rea
 import hashlib
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from uuid import UUID
 
 from google.protobuf import json_format
@@ -17,7 +17,6 @@ from colibri.core.container_files import pack_table
 from colibri.core.container_survey import EXTENTS_NAME, RECORDS_NAME
 from colibri.core.identity import manifest_digest
 from colibri.core.tensors import crc32c
-from colibri.packer.checkpoint import Checkpoint
 from colibri.packer.errors import CheckpointError
 from colibri.packer.journal import Done, UnitReport
 from colibri.packer.plan import created_by
@@ -30,6 +29,13 @@ def finished_manifest(planned: manifest_pb2.Manifest, uuid: UUID, done: Done) ->
     """Return the planned manifest with checksums, digests, reports and identities filled in."""
     manifest = manifest_pb2.Manifest()
     manifest.CopyFrom(planned)
+    manifest.report.extend(_class_reports(manifest, done))
+    sign(manifest, uuid, done)
+    return manifest
+
+
+def sign(manifest: manifest_pb2.Manifest, uuid: UUID, done: Done) -> None:
+    """Fill in checksums, digests, identities and time of a manifest whose data is complete."""
     for tensor, sums in zip(manifest.dense, done.dense, strict=True):
         for blob, crc in zip((tensor.codes, tensor.scales, tensor.mins), sums.crcs, strict=True):
             if blob.bytes:
@@ -40,11 +46,9 @@ def finished_manifest(planned: manifest_pb2.Manifest, uuid: UUID, done: Done) ->
     manifest.layout.created_by = created_by()
     manifest.layout.extent_checksums.crc32c = crc32c(_extent_entries(done))
     manifest.layout.record_digests.crc32c = crc32c(_record_entries(done))
-    manifest.report.extend(_class_reports(manifest, done))
     manifest.content_id = content_id(manifest, [bytes.fromhex(record.sha256) for record in done.records])
     manifest.manifest_sha256 = manifest_digest(manifest)
     check_manifest(manifest)
-    return manifest
 
 
 def is_finished_form_of(manifest: manifest_pb2.Manifest, planned: manifest_pb2.Manifest) -> bool:
@@ -65,24 +69,30 @@ def is_finished_form_of(manifest: manifest_pb2.Manifest, planned: manifest_pb2.M
     return bare == planned
 
 
-def small_files(manifest: manifest_pb2.Manifest, done: Done, checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
+def small_files(
+    manifest: manifest_pb2.Manifest, done: Done, bundled: Iterable[tuple[str, bytes]]
+) -> Iterator[tuple[str, bytes]]:
     """All files of the primary folder but data and LOCK, the manifest last.
 
-    Raises CheckpointError for a bundled file that changed.
+    Raises CheckpointError for a bundled file that is not the manifest's.
     """
     uuid = UUID(manifest.layout.uuid)
     yield EXTENTS_NAME, pack_table(uuid, 4, _extent_entries(done))
     yield RECORDS_NAME, pack_table(uuid, 32, _record_entries(done))
     digests = {file.name: file.sha256 for file in manifest.files}
-    for path in checkpoint.bundled:
-        content = checkpoint.read_file(path)
-        if hashlib.sha256(content).hexdigest() != digests[path.name]:
-            raise CheckpointError(f"{path} was changed while it was packed")
-        yield path.name, content
-    text = json_format.MessageToJson(manifest, preserving_proto_field_name=True, indent=1).encode() + b"\n"
+    for name, content in bundled:
+        if hashlib.sha256(content).hexdigest() != digests[name]:
+            raise CheckpointError(f"{name} was changed while it was packed")
+        yield name, content
+    text = manifest_text(manifest)
     if len(text) > MANIFEST_LIMIT:
         raise CheckpointError(f"the manifest would be {len(text)} bytes, readers take {MANIFEST_LIMIT}")
     yield MANIFEST_NAME, text
+
+
+def manifest_text(manifest: manifest_pb2.Manifest) -> bytes:
+    """Return the bytes of manifest.json."""
+    return json_format.MessageToJson(manifest, preserving_proto_field_name=True, indent=1).encode() + b"\n"
 
 
 def _extent_entries(done: Done) -> bytes:

@@ -6,15 +6,18 @@ what all its stripes need together; all before the first byte of data.
 
 import errno
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from colibri.core.container import DENSE_NAME, MANIFEST_NAME, stripe_name
+from colibri.core.container import DENSE_NAME, MANIFEST_NAME
 from colibri.core.paths import LOCK_NAME, FolderLock
 from colibri.packer.disk import Disk, DriveError, reaching
 from colibri.packer.errors import FolderError
 from colibri.packer.journal import JOURNAL_NAME
-from colibri.packer.outputs import PARTIAL
+from colibri.packer.outputs import PARTIAL, stripe_copies
+from colibri.packer.target import Target
 from colibri.packer.wording import need_text
+from colibri.v1 import manifest_pb2
 
 _HARMLESS = {LOCK_NAME, "lost+found", JOURNAL_NAME + PARTIAL}
 
@@ -60,33 +63,74 @@ def require_empty(folders: Sequence[Path]) -> None:
         with reaching(folder, "listing"):
             names = {path.name for path in folder.iterdir()} - _HARMLESS
         if index > 0:
-            names = {name for name in names if name.startswith("stripe-") or name == MANIFEST_NAME}
+            names = {name for name in names if name.startswith(("stripe-", "mirror-")) or name == MANIFEST_NAME}
         if names:
             raise FolderError(
                 f"{folder} holds {', '.join(sorted(names)[:3])}: give an empty folder, or remove it first"
             )
 
 
-def require_room(disk: Disk, folders: Sequence[Path], folder_bytes: Sequence[int]) -> None:
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a folder will hold, and those of its files that already take some of them."""
+
+    folder: Path
+    bytes: int
+    files: tuple[Path, ...] = ()
+
+
+def needs_of(folders: Sequence[Path], target: Target) -> list[Need]:
+    """Return what the folders of a container to be made need, each with its unfinished files."""
+    names: list[list[str]] = [[] for _ in folders]
+    names[0].append(DENSE_NAME)
+    for copy in stripe_copies(target.manifest.layout):
+        names[copy.folder].append(copy.name)
+    return [
+        Need(folder, size, tuple(folder / (name + suffix) for name in own for suffix in (PARTIAL, "")))
+        for folder, size, own in zip(folders, target.folder_bytes, names, strict=True)
+    ]
+
+
+def require_room(disk: Disk, needs: Sequence[Need]) -> None:
     """Compare what the folders will hold with what their file systems have left. Raises DriveError naming both.
 
     Folders of one file system are added up; what unfinished files already take there counts as given.
     """
-    systems: dict[int, list[int]] = {}
-    for index, folder in enumerate(folders):
-        with reaching(folder, "looking at"):
-            systems.setdefault(folder.stat().st_dev, []).append(index)
-    for indexes in systems.values():
-        need = sum(max(0, folder_bytes[i] - _taken(folders[i], i)) for i in indexes)
-        free = disk.free_bytes(folders[indexes[0]])
+    for system in by_file_system([need.folder for need in needs]):
+        need = sum(max(0, needs[i].bytes - _taken(needs[i])) for i in system)
+        free = disk.free_bytes(needs[system[0]].folder)
         if need > free:
-            names = " and ".join(str(folders[i]) for i in indexes)
+            names = " and ".join(str(needs[i].folder) for i in system)
             facts = {"needed_bytes": need, "free_bytes": free}
             raise DriveError(f"{names}: {need_text(need, free)}", errno.ENOSPC, facts)
 
 
-def _taken(folder: Path, index: int) -> int:
-    names = [stripe_name(index)] + ([DENSE_NAME] if index == 0 else [])
-    paths = [folder / (name + suffix) for name in names for suffix in (PARTIAL, "")]
-    with reaching(folder, "looking at"):
-        return sum(512 * path.stat().st_blocks for path in paths if path.exists())
+def by_file_system(folders: Sequence[Path]) -> list[list[int]]:
+    """Return the folders' indexes, those on one file system together. Raises FolderError, DriveError."""
+    systems: dict[int, list[int]] = {}
+    for index, folder in enumerate(folders):
+        with reaching(folder, "looking at"):
+            systems.setdefault(folder.stat().st_dev, []).append(index)
+    return list(systems.values())
+
+
+def shared_drive_warnings(folders: Sequence[Path], layout: manifest_pb2.Layout) -> list[str]:
+    """Return what is in vain where folders lie on one file system: striping, and mirrors beside their stripe."""
+    found = []
+    systems = by_file_system(folders)
+    for system in systems:
+        if len(system) > 1:
+            names = " and ".join(str(folders[i]) for i in system)
+            found.append(f"{names} lie on one file system: if that is one drive, stripes on it are read no faster")
+    for copy in stripe_copies(layout):
+        if copy.mirror and any({copy.number, copy.folder} <= set(system) for system in systems):
+            found.append(
+                f"the mirror of stripe {copy.number} in {folders[copy.folder]} lies on the file system of the stripe, "
+                f"in {folders[copy.number]}: if that is one drive, its loss takes both"
+            )
+    return found
+
+
+def _taken(need: Need) -> int:
+    with reaching(need.folder, "looking at"):
+        return sum(512 * path.stat().st_blocks for path in need.files if path.exists())

@@ -6,6 +6,7 @@ The journal lies beside the unfinished files in the primary folder and is remove
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,13 +74,14 @@ class Journal:
         self._end = end
 
     @classmethod
-    def create(cls, disk: Disk, folder: Path, fingerprint: str, uuid: UUID) -> "Journal":
+    def create(cls, disk: Disk, folder: Path, fingerprint: str, uuid: UUID, weights: Sequence[int]) -> "Journal":
         """Start a journal under its final name, with nothing done. Raises DriveError."""
         partial = folder / f"{JOURNAL_NAME}.partial"
         file = disk.open_output(partial)
         try:
             file.cut(0)
-            line = _line({"version": JOURNAL_VERSION, "fingerprint": fingerprint, "uuid": str(uuid)})
+            head = {"version": JOURNAL_VERSION, "fingerprint": fingerprint, "uuid": str(uuid)}
+            line = _line({**head, "weights": list(weights)})
             file.write(0, line)
             file.sync()
             disk.rename(partial, folder / JOURNAL_NAME)
@@ -132,6 +134,22 @@ def journal_exists(folder: Path) -> bool:
     """Return whether a pack was begun in `folder` and not finished. Raises DriveError, FolderError."""
     with reaching(folder, "looking into"):
         return (folder / JOURNAL_NAME).exists()
+
+
+def journal_weights(folder: Path) -> list[int] | None:
+    """Return the weights with which the unfinished pack in `folder` began; None where there is none to go on with.
+
+    Whether the pack can be gone on with is for resume() to say. Raises DriveError, FolderError.
+    """
+    path = folder / JOURNAL_NAME
+    if not journal_exists(folder):
+        return None
+    with reaching(path, "reading"):
+        lines, _ = _read_lines(path.read_bytes())
+    weights = lines[0].get("weights") if lines else None
+    if not isinstance(weights, list) or not all(type(weight) is int and 0 < weight < 2**32 for weight in weights):
+        return None
+    return weights
 
 
 def _line(value: dict[str, Any]) -> bytes:

@@ -22,6 +22,10 @@ PART_KINDS = (
 )
 
 
+class LayoutError(ValueError):
+    """Drives that records cannot be laid out on as asked."""
+
+
 def align(offset: int, unit: int) -> int:
     """Return the first multiple of `unit` that is not below `offset`."""
     return -(-offset // unit) * unit
@@ -99,11 +103,11 @@ def place_experts(
 ) -> Placement:
     """Place the layers' records (experts and record_bytes are read, striping is not) on drives of these weights.
 
-    A layer is split where every piece reaches min_extent_bytes; otherwise its records stay whole. Raises ValueError for
-    drives that are none, too many or without weight.
+    A layer is split where every piece reaches min_extent_bytes; otherwise its records stay whole. Raises LayoutError
+    for drives that are none, too many or without weight.
     """
     if not 0 < len(weights) <= STRIPE_LIMIT or not all(0 < weight < 2**32 for weight in weights):
-        raise ValueError(f"weights {list(weights)!r}: 1 to {STRIPE_LIMIT} positive 32-bit numbers are wanted")
+        raise LayoutError(f"weights {list(weights)!r}: 1 to {STRIPE_LIMIT} positive 32-bit numbers are wanted")
     ends = [ALIGN] * len(weights)
     sequence = WholeSequence(weights)
     striping = []

@@ -1,65 +1,111 @@
-"""The unfinished files of a pack: dense.safetensors and the stripes under their temporary names.
+"""The unfinished files of a container: dense.safetensors, the stripes and their mirrors under temporary names.
 
-Owns where they lie and that they belong to this pack: each carries the container's UUID from its first byte on, so
-that a resumed pack notices a drive that is not mounted, or another one in its place. Refuses to touch anything else's
-files.
+Owns where they lie and that they belong to this container: each carries its UUID from its first byte on, so that work
+that is taken up again notices a drive that is not mounted, or another one in its place. Refuses to touch anything
+else's files.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
 from colibri.core.container import DENSE_NAME, MANIFEST_NAME, ContainerError, stripe_name
 from colibri.core.container_check import stored_tensors
 from colibri.core.container_files import ALIGN, StripeHeader, dense_metadata, pack_safetensors_header
+from colibri.core.container_stripes import mirror_folder, mirror_name
 from colibri.packer.disk import Disk, DriveError, OutputFile, reaching
 from colibri.packer.errors import FolderError
-from colibri.packer.plan import PackPlan
+from colibri.packer.target import Target
+from colibri.v1 import manifest_pb2
 
 PARTIAL = ".partial"
-NO_CONTENT = "0" * 64  # content_id in a stripe's header until the pack is complete
+NO_CONTENT = "0" * 64  # content_id in a stripe's header until the container is complete
+
+
+@dataclass(frozen=True)
+class StripeCopy:
+    """A stripe file or a mirror of stripe `number`; `folder` is the index of its folder, 0 the primary."""
+
+    number: int
+    mirror: bool
+    folder: int
+    name: str
+    bytes: int
+
+    @property
+    def what(self) -> str:
+        """Return how it is called in messages."""
+        return f"{'the mirror of ' if self.mirror else ''}stripe {self.number}"
+
+
+def stripe_copies(layout: manifest_pb2.Layout) -> list[StripeCopy]:
+    """Return every stripe file and mirror of a layout, stripes first."""
+    count = len(layout.stripes)
+    copies = [StripeCopy(s.number, False, s.number, stripe_name(s.number), s.bytes) for s in layout.stripes]
+    copies += [
+        StripeCopy(s.number, True, mirror_folder(s.number, count), mirror_name(s.number), s.bytes)
+        for s in layout.stripes
+        if s.mirrored
+    ]
+    return copies
+
+
+def copy_header(copy: StripeCopy, stripes: int, uuid: UUID, content_id: str) -> bytes:
+    """Return the first block of a stripe file or mirror."""
+    return StripeHeader(copy.number, stripes, uuid, content_id, copy.bytes, copy.mirror).pack()
+
+
+def dense_header(manifest: manifest_pb2.Manifest, uuid: UUID, header_bytes: int) -> bytes:
+    """Return what stands before the data of dense.safetensors."""
+    entries = [entry for tensor in manifest.dense for entry in stored_tensors(tensor)]
+    return pack_safetensors_header(entries, dense_metadata(str(uuid)), header_bytes)
 
 
 class Outputs:
-    """The open files: `dense`, and `stripes` by number. folders[0] is the primary."""
+    """The open files: `dense`, and those that hold each stripe. folders[0] is the primary."""
 
-    def __init__(self, disk: Disk, folders: list[Path], plan: PackPlan, uuid: UUID) -> None:
+    def __init__(self, disk: Disk, folders: list[Path], target: Target, uuid: UUID) -> None:
         """Describe the files; create() or reopen() opens them."""
         self._disk = disk
         self._folders = folders
-        self._plan = plan
+        self._target = target
         self._uuid = uuid
+        self._copies = stripe_copies(target.manifest.layout)
         self._final: dict[OutputFile, Path] = {}
+        self._files: list[OutputFile] = []  # of _copies, in their order
         self.dense: OutputFile
-        self.stripes: list[OutputFile] = []
 
     def create(self) -> None:
-        """Make the files, full length, with headers. Raises DriveError, FolderError for those of another pack."""
-        for number, folder in enumerate(self._folders):
-            self._refuse_others(number, folder)
+        """Make the files, full length, with headers. Raises DriveError, FolderError for those of another container."""
+        for index, folder in enumerate(self._folders):
+            self._refuse_others(index, folder)
         self.dense = self._open(self._folders[0] / DENSE_NAME)
         self.dense.cut(0)
-        self.dense.cut(self._plan.dense_file_bytes)
+        self.dense.cut(self._target.dense_file_bytes)
         self.dense.write(0, self._dense_header())
-        for number, (folder, stripe) in enumerate(zip(self._folders, self._plan.manifest.layout.stripes, strict=True)):
-            file = self._open(folder / stripe_name(number))
-            self.stripes.append(file)
+        for copy in self._copies:
+            file = self._open(self._folders[copy.folder] / copy.name)
+            self._files.append(file)
             file.cut(0)
-            file.cut(stripe.bytes)
-            file.write(0, self._stripe_header(number, NO_CONTENT))
+            file.cut(copy.bytes)
+            file.write(0, self._header(copy, NO_CONTENT))
         for folder in self._folders:
             self._disk.sync_folder(folder)  # the journal may only speak of files whose names last
 
-    def _refuse_others(self, number: int, folder: Path) -> None:
-        """A pack that was stopped before its first data may be gone on with in other folders than it began in."""
-        own = stripe_name(number) + PARTIAL
+    def _refuse_others(self, index: int, folder: Path) -> None:
+        """What was stopped before its first data may be gone on with in other folders than it began in."""
+        own = {copy.name + PARTIAL: copy for copy in self._copies if copy.folder == index}
         with reaching(folder, "listing"):
             paths = sorted(folder.iterdir())
         for path in paths:
-            if path.name == MANIFEST_NAME or (path.name.startswith("stripe-") and path.name != own):
+            stripe = path.name.startswith(("stripe-", "mirror-"))
+            if path.name == MANIFEST_NAME or (stripe and path.name not in own):
                 raise FolderError(f"{path} is of another container: give the --stripe folders of the first run")
-        if not (folder / own).exists():
-            return
-        with reaching(folder / own, "opening"), open(folder / own, "rb") as file:
+            if path.name in own:
+                self._refuse_foreign(path)
+
+    def _refuse_foreign(self, path: Path) -> None:
+        with reaching(path, "opening"), open(path, "rb") as file:
             block = file.read(ALIGN)
         try:
             header = StripeHeader.unpack(block)
@@ -67,25 +113,26 @@ class Outputs:
             return  # the kill came before the header was written
         if header.uuid != self._uuid:
             raise FolderError(
-                f"{folder / own} is of the unfinished container {header.uuid}, wanted is {self._uuid}: give the "
+                f"{path} is of the unfinished container {header.uuid}, wanted is {self._uuid}: give the "
                 "--stripe folders of the first run"
             )
 
     def reopen(self) -> None:
-        """Open the files of a pack that was stopped. Raises DriveError for a missing one, FolderError for another's."""
-        self.dense = self._reopen(self._folders[0] / DENSE_NAME, self._plan.dense_file_bytes)
-        if self.dense.read(0, self._plan.dense_header_bytes) != self._dense_header():
+        """Open the files again. Raises DriveError for a missing one, FolderError for another's."""
+        self.dense = self._reopen(self._folders[0] / DENSE_NAME, self._target.dense_file_bytes)
+        if self.dense.read(0, self._target.dense_header_bytes) != self._dense_header():
             raise FolderError(f"{self.dense.path} is not of the pack that its journal speaks of")
-        for number, (folder, stripe) in enumerate(zip(self._folders, self._plan.manifest.layout.stripes, strict=True)):
-            file = self._reopen(folder / stripe_name(number), stripe.bytes)
-            self.stripes.append(file)
+        for copy in self._copies:
+            file = self._reopen(self._folders[copy.folder] / copy.name, copy.bytes)
+            self._files.append(file)
             try:
                 header = StripeHeader.unpack(file.read(0, ALIGN))
             except ContainerError as error:
                 raise DriveError(f"{file.path} {error}") from error
-            if (header.uuid, header.stripe) != (self._uuid, number):
+            if (header.uuid, header.stripe, header.mirror) != (self._uuid, copy.number, copy.mirror):
+                found = StripeCopy(header.stripe, header.mirror, 0, "", 0).what
                 raise FolderError(
-                    f"{file.path} is stripe {header.stripe} of container {header.uuid}, wanted is stripe {number} "
+                    f"{file.path} is {found} of container {header.uuid}, wanted is {copy.what} "
                     f"of {self._uuid}: give the --stripe folders in the order of the first run"
                 )
 
@@ -107,22 +154,29 @@ class Outputs:
         return file
 
     def _dense_header(self) -> bytes:
-        entries = [entry for tensor in self._plan.manifest.dense for entry in stored_tensors(tensor)]
-        return pack_safetensors_header(entries, dense_metadata(str(self._uuid)), self._plan.dense_header_bytes)
+        return dense_header(self._target.manifest, self._uuid, self._target.dense_header_bytes)
 
-    def _stripe_header(self, number: int, content_id: str) -> bytes:
-        stripes = self._plan.manifest.layout.stripes
-        return StripeHeader(number, len(stripes), self._uuid, content_id, stripes[number].bytes).pack()
+    def _header(self, copy: StripeCopy, content_id: str) -> bytes:
+        return copy_header(copy, len(self._target.manifest.layout.stripes), self._uuid, content_id)
+
+    def copies(self, stripe: int) -> list[OutputFile]:
+        """Return the files that hold stripe `stripe`: itself, and its mirror if it has one."""
+        return [file for copy, file in zip(self._copies, self._files, strict=True) if copy.number == stripe]
+
+    def write(self, stripe: int, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write all of `data` at `offset` of a stripe and of its mirror. Raises DriveError."""
+        for file in self.copies(stripe):
+            file.write(offset, data)
 
     def seal(self, content_id: str) -> None:
         """Write what is known only at the end into the stripes' headers, and sync everything. Raises DriveError."""
-        for number, file in enumerate(self.stripes):
-            file.write(0, self._stripe_header(number, content_id))
+        for copy, file in zip(self._copies, self._files, strict=True):
+            file.write(0, self._header(copy, content_id))
         self.sync()
 
     def sync(self) -> None:
         """Return when all that was written is on the drives. Raises DriveError."""
-        for file in (self.dense, *self.stripes):
+        for file in (self.dense, *self._files):
             file.sync()
 
     def publish(self) -> None:
@@ -135,7 +189,7 @@ class Outputs:
 
     def close(self) -> None:
         """Close what is open; a second call does nothing. Raises DriveError."""
-        for file in (*self._final, *self.stripes):
+        for file in (*self._final, *self._files):
             file.close()
         if hasattr(self, "dense"):
             self.dense.close()

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from uuid import UUID
 
-from google.protobuf import json_format
-
 from colibri.core.container import canonical_encoding
 from colibri.core.container_check import FILE_LIMIT, check_manifest, table_counts
 from colibri.core.container_files import FORMAT_VERSION, TABLE_HEADER_BYTES, ContainerError
@@ -22,17 +20,15 @@ from colibri.packer.errors import CheckpointError
 from colibri.packer.layout import MIN_EXTENT_BYTES, place_dense, place_experts, record_parts
 from colibri.packer.model_source import ModelSource
 from colibri.packer.precision import Precision
+from colibri.packer.target import needed_bytes, place_stripes
 from colibri.v1 import manifest_pb2
 
-# Room for what is small and not known to the byte: LOCK, folders' own blocks, the reports in manifest and journal.
-_SLACK_BYTES = 1 << 20
-_JOURNAL_BYTES_PER_UNIT = 512
 _NO_DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
 class PackPlan:
-    """A pack, ready to be executed.
+    """A pack, ready to be executed (a Target).
 
     `manifest` lacks content_id, uuid, create time, checksums, digests and reports. `folder_bytes` is what each folder
     will hold at most, the primary first. `fingerprint` is equal for the same input and options only.
@@ -47,21 +43,28 @@ class PackPlan:
     fingerprint: str
 
 
-def make_plan(checkpoint: Checkpoint, model: ModelSource, precision: Precision, weights: Sequence[int]) -> PackPlan:
-    """Plan a pack onto len(weights) drives, the primary first.
+def make_plan(
+    checkpoint: Checkpoint,
+    model: ModelSource,
+    precision: Precision,
+    weights: Sequence[int],
+    *,
+    mirror: bool = False,
+    min_extent_bytes: int = MIN_EXTENT_BYTES,
+) -> PackPlan:
+    """Plan a pack onto len(weights) drives, the primary first; with `mirror`, every stripe twice.
 
-    Raises PrecisionError, CheckpointError, and ValueError for weights that cannot be.
+    Raises PrecisionError, CheckpointError, and LayoutError for drives that cannot be.
     """
     manifest = manifest_pb2.Manifest(format_version=FORMAT_VERSION, spec=model.spec)
     manifest.dense.extend(_dense_tensors(model, precision))
     header_bytes, dense_bytes = place_dense(manifest.dense)
     manifest.expert_layers.extend(_expert_layers(model, precision))
-    placement = place_experts(manifest.expert_layers, weights)
+    placement = place_experts(manifest.expert_layers, weights, min_extent_bytes)
     for layer, striping in zip(manifest.expert_layers, placement.striping, strict=True):
         layer.striping.CopyFrom(striping)
-    for number, (weight, size) in enumerate(zip(weights, placement.stripe_bytes, strict=True)):
-        manifest.layout.stripes.add(number=number, weight=weight, bytes=size)
-    _fill_layout(manifest)
+    place_stripes(manifest, weights, placement.stripe_bytes, mirror=mirror)
+    _fill_layout(manifest, min_extent_bytes)
     _fill_origin(manifest, checkpoint, model)
     _check_early(manifest)
     return PackPlan(
@@ -69,7 +72,7 @@ def make_plan(checkpoint: Checkpoint, model: ModelSource, precision: Precision, 
         manifest=manifest,
         dense_header_bytes=header_bytes,
         dense_file_bytes=dense_bytes,
-        folder_bytes=_folder_bytes(manifest, dense_bytes),
+        folder_bytes=needed_bytes(manifest, dense_bytes),
         source_bytes=_source_bytes(checkpoint, model),
         fingerprint=_fingerprint(checkpoint, manifest),
     )
@@ -126,10 +129,10 @@ def _expert_layers(model: ModelSource, precision: Precision) -> list[manifest_pb
     return layers
 
 
-def _fill_layout(manifest: manifest_pb2.Manifest) -> None:
+def _fill_layout(manifest: manifest_pb2.Manifest, min_extent_bytes: int) -> None:
     extents, records = table_counts(manifest)
     layout = manifest.layout
-    layout.min_extent_bytes = MIN_EXTENT_BYTES
+    layout.min_extent_bytes = min_extent_bytes
     layout.extent_checksums.offset = TABLE_HEADER_BYTES
     layout.extent_checksums.bytes = 4 * extents
     layout.record_digests.offset = TABLE_HEADER_BYTES
@@ -154,16 +157,6 @@ def _fill_origin(manifest: manifest_pb2.Manifest, checkpoint: Checkpoint, model:
     source.ignored_copies = checkpoint.ignored_copies
     for path in checkpoint.files:
         source.files.add(name=path.name, bytes=checkpoint.file_bytes(path))
-
-
-def _folder_bytes(manifest: manifest_pb2.Manifest, dense_bytes: int) -> tuple[int, ...]:
-    extents, records = table_counts(manifest)
-    text = len(json_format.MessageToJson(manifest, preserving_proto_field_name=True))
-    primary = dense_bytes + 2 * text + 4 * extents + 32 * records + _SLACK_BYTES
-    primary += _JOURNAL_BYTES_PER_UNIT * (len(manifest.dense) + records) + 32 * extents
-    primary += sum(file.bytes for file in manifest.files)
-    stripes = [stripe.bytes for stripe in manifest.layout.stripes]
-    return (primary + stripes[0], *(size + _SLACK_BYTES for size in stripes[1:]))
 
 
 def _source_bytes(checkpoint: Checkpoint, model: ModelSource) -> int:

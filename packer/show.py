@@ -10,7 +10,9 @@ from typing import Any
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 
+from colibri.core.container_stripes import mirror_folder
 from colibri.core.striping import extents_per_record
+from colibri.packer.outputs import stripe_copies
 from colibri.packer.plan import PackPlan
 from colibri.packer.precision import format_name
 from colibri.packer.verify import Verdict
@@ -75,8 +77,15 @@ def manifest_text(manifest: manifest_pb2.Manifest, *, warnings: bool = True) -> 
 
 
 def _stripes_text(manifest: manifest_pb2.Manifest) -> str:
-    rows = [("stripe", "weight", "bytes")]
-    rows += [(str(s.number), str(s.weight), size_text(s.bytes)) for s in manifest.layout.stripes]
+    stripes = manifest.layout.stripes
+    if not any(stripe.mirrored for stripe in stripes):
+        return table(
+            [("stripe", "weight", "bytes"), *((str(s.number), str(s.weight), size_text(s.bytes)) for s in stripes)]
+        )
+    rows = [("stripe", "weight", "bytes", "mirror")]
+    for s in stripes:
+        place = f"beside stripe {mirror_folder(s.number, len(stripes))}" if s.mirrored else "none"
+        rows.append((str(s.number), str(s.weight), size_text(s.bytes), place))
     return table(rows)
 
 
@@ -115,8 +124,17 @@ def plan_json(plan: PackPlan, folders: Sequence[Path]) -> dict[str, Any]:
     manifest = plan.manifest
     return {
         "drives": [
-            {"folder": str(folder), "stripe": s.number, "weight": s.weight, "stripe_bytes": s.bytes, "need_bytes": need}
-            for folder, s, need in zip(folders, manifest.layout.stripes, plan.folder_bytes, strict=True)
+            {
+                "folder": str(folder),
+                "stripe": s.number,
+                "weight": s.weight,
+                "stripe_bytes": s.bytes,
+                "mirror_bytes": mirror,
+                "need_bytes": need,
+            }
+            for folder, s, mirror, need in zip(
+                folders, manifest.layout.stripes, _mirror_bytes(manifest.layout), plan.folder_bytes, strict=True
+            )
         ],
         "source_bytes": plan.source_bytes,
         "dense_bytes": plan.dense_file_bytes,
@@ -153,20 +171,32 @@ def _layer_json(layer: manifest_pb2.ExpertLayer) -> dict[str, Any]:
     }
 
 
+def _mirror_bytes(layout: manifest_pb2.Layout) -> list[int]:
+    """Bytes of the mirror in each folder."""
+    sizes = [0] * len(layout.stripes)
+    for copy in stripe_copies(layout):
+        sizes[copy.folder] += copy.bytes if copy.mirror else 0
+    return sizes
+
+
 _NEEDS = (
-    "needs at most: free space that the pack asks for. The stripe, in the first folder also the dense weights, tables "
-    "and\nbundled files, and some room for the journal."
+    "needs at most: free space that the pack asks for. The stripe and mirror, in the first folder also the dense "
+    "weights,\ntables and bundled files, and some room for the journal."
 )
 
 
 def plan_text(plan: PackPlan, folders: Sequence[Path]) -> str:
     """Return a plan for people."""
     manifest = plan.manifest
-    drives = [("folder", "weight", "stripe", "needs at most")]
-    for folder, stripe, need in zip(folders, manifest.layout.stripes, plan.folder_bytes, strict=True):
-        drives.append((str(folder), str(stripe.weight), size_text(stripe.bytes), size_text(need)))
+    mirrors = _mirror_bytes(manifest.layout)
+    drives: list[tuple[str, ...]] = [("folder", "weight", "stripe", "mirror", "needs at most")]
+    rows = zip(folders, manifest.layout.stripes, mirrors, plan.folder_bytes, strict=True)
+    for folder, stripe, mirror, need in rows:
+        drives.append((str(folder), str(stripe.weight), *map(size_text, (stripe.bytes, mirror, need))))
     stripes_bytes = sum(stripe.bytes for stripe in manifest.layout.stripes)
-    drives.append(("total", "", size_text(stripes_bytes), size_text(sum(plan.folder_bytes))))
+    drives.append(("total", "", *map(size_text, (stripes_bytes, sum(mirrors), sum(plan.folder_bytes)))))
+    if not any(mirrors):
+        drives = [(*row[:3], row[4]) for row in drives]
     dense = [("tensor", "class", "shape", "becomes", "bytes", "from")]
     for tensor in manifest.dense:
         shape = f"[{tensor.rows}, {tensor.cols}]"

@@ -147,7 +147,7 @@ class RecordSink:
             low, high = max(begin, first), min(end, first + int(extent["bytes"]))
             if low < high:
                 data = view[low - begin : high - begin]
-                self._outputs.stripes[int(extent["stripe"])].write(int(extent["file_offset"]) + low - first, data)
+                self._outputs.write(int(extent["stripe"]), int(extent["file_offset"]) + low - first, data)
                 self._crcs[index] = crc32c(data, self._crcs[index])
         self._flushed = end
         self._buffer = bytearray()

@@ -12,9 +12,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from colibri.core.container import DENSE_NAME, lock_folders
-from colibri.core.container_survey import Survey, read_manifest
-from colibri.core.striping import ExtentTable, layer_extents
+from colibri.core.container import DENSE_NAME
+from colibri.core.container_folders import ContainerFolders
+from colibri.core.container_survey import Survey
+from colibri.core.striping import ExtentTable, layer_areas, layer_extents
 from colibri.core.tensors import crc32c
 from colibri.packer.encode import worker_count
 from colibri.packer.progress import Reporter
@@ -34,42 +35,58 @@ class Verdict:
 
 def verify(primary: Path, stripes: Sequence[Path], reporter: Reporter) -> Verdict:
     """Check everything. Raises ContainerError only where there is no manifest to check against, or a lock is held."""
-    folders = [primary, *stripes]
-    with ExitStack() as stack:
-        for lock in lock_folders(folders):
-            stack.callback(lock.close)
-        manifest = read_manifest(primary)
-        survey = Survey(folders, manifest)
-        faults = list(survey.faults)
+    with ContainerFolders(primary, stripes) as folders:
+        survey = Survey(folders.paths, folders.manifest)
+        # Whoever verifies wants to know of a lost second copy too.
+        faults = [*survey.faults, *folders.warnings, *survey.warnings]
         checked = 0
         for count, found in _all_checks(survey):
             reporter.advance(count)
             checked += count
             faults += found
-        return Verdict(manifest, faults, checked)
+        return Verdict(folders.manifest, faults, checked)
 
 
 def total_bytes(manifest: manifest_pb2.Manifest) -> int:
     """Return how many bytes verify will read."""
     dense = sum(tensor.codes.bytes + tensor.scales.bytes + tensor.mins.bytes for tensor in manifest.dense)
-    return dense + sum(layer.experts * layer.record_bytes for layer in manifest.expert_layers)
+    return dense + stripes_bytes(manifest)
+
+
+def stripes_bytes(manifest: manifest_pb2.Manifest) -> int:
+    """Return how many bytes of extents all stripes and mirrors hold."""
+    total = 0
+    for layer in manifest.expert_layers:
+        for area in layer_areas(layer):
+            copies = 2 if manifest.layout.stripes[area.stripe].mirrored else 1
+            total += copies * (area.end - area.begin)
+    return total
 
 
 def _all_checks(survey: Survey) -> Iterator[tuple[int, list[str]]]:
     yield from _check_dense(survey)
     if survey.record_digests is None or survey.extent_crcs is None:
         return
-    with _opened(survey.stripe_paths) as fds, ThreadPoolExecutor(worker_count()) as pool:
+    paths = [survey.stripe_paths, survey.mirror_paths]
+    with ExitStack() as stack, ThreadPoolExecutor(worker_count()) as pool:
+        copies = [_Copies(group, stack.enter_context(_opened(group))) for group in paths]
         record = extent = 0
         for layer in survey.manifest.expert_layers:
             jobs = []
             for expert, row in enumerate(layer_extents(layer)):
                 crcs = memoryview(survey.extent_crcs)[4 * extent : 4 * (extent + len(row))].cast("I").tolist()
                 digest = survey.record_digests[32 * record : 32 * (record + 1)]
-                jobs.append((survey.stripe_paths, fds, f"layer {layer.layer}, expert {expert}", row, crcs, digest))
+                jobs.append((copies, f"layer {layer.layer}, expert {expert}", row, crcs, digest))
                 record, extent = record + 1, extent + len(row)
-            for found in pool.map(lambda job: _check_record(*job), jobs):
-                yield layer.record_bytes, found
+            yield from pool.map(lambda job: _check_record(*job), jobs)
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """The files of one copy of each stripe, by number: paths, and descriptors where there is a file, else -1."""
+
+    paths: Sequence[Path | None]
+    fds: Sequence[int]
 
 
 @contextmanager
@@ -126,25 +143,35 @@ def _check_tensor(path: Path, fd: int, tensor: manifest_pb2.DenseTensor) -> list
 
 
 def _check_record(
-    paths: list[Path | None], fds: list[int], what: str, row: ExtentTable, crcs: list[int], wanted: bytes
-) -> list[str]:
+    copies: list[_Copies], what: str, row: ExtentTable, crcs: list[int], wanted: bytes
+) -> tuple[int, list[str]]:
+    """Check each copy of a record; the second one, the mirrors, extent by extent. Return the bytes read, and faults."""
     digest = hashlib.sha256()
-    found = []
-    for extent, crc in zip(row, crcs, strict=True):
-        stripe, offset, size = int(extent["stripe"]), int(extent["file_offset"]), int(extent["bytes"])
-        if fds[stripe] < 0:
-            return []  # the survey has named the stripe
-        where = f"{paths[stripe]}: {what}: {size} bytes at offset {offset}"
-        seen = 0
-        try:
-            for piece in _pieces(fds[stripe], offset, size):
-                seen = crc32c(piece, seen)
-                digest.update(piece)
-        except (OSError, EOFError) as error:
-            found.append(f"{where}: cannot be read: {error}")
-            continue
-        if seen != crc:
-            found.append(f"{where}: CRC-32C is {seen:08x}, extents.crc32c says {crc:08x}")
-    if not found and digest.digest() != wanted:
+    found: list[str] = []
+    read = whole = 0
+    for mirror, copy in enumerate(copies):
+        for extent, crc in zip(row, crcs, strict=True):
+            stripe, size = int(extent["stripe"]), int(extent["bytes"])
+            if copy.fds[stripe] < 0:
+                continue  # the survey has named the stripe, or it has no mirror
+            read += size
+            fault = _check_extent(copy, what, extent, crc, None if mirror else digest)
+            found += fault
+            whole += 0 if mirror or fault else 1
+    if whole == len(row) and digest.digest() != wanted:
         found.append(f"{what}: SHA-256 of the record differs from records.sha256")
-    return found
+    return read, found
+
+
+def _check_extent(copy: _Copies, what: str, extent: ExtentTable, crc: int, digest: "hashlib._Hash | None") -> list[str]:
+    stripe, offset, size = int(extent["stripe"]), int(extent["file_offset"]), int(extent["bytes"])
+    where = f"{copy.paths[stripe]}: {what}: {size} bytes at offset {offset}"
+    seen = 0
+    try:
+        for piece in _pieces(copy.fds[stripe], offset, size):
+            seen = crc32c(piece, seen)
+            if digest is not None:
+                digest.update(piece)
+    except (OSError, EOFError) as error:
+        return [f"{where}: cannot be read: {error}"]
+    return [] if seen == crc else [f"{where}: CRC-32C is {seen:08x}, extents.crc32c says {crc:08x}"]

@@ -238,7 +238,7 @@ class _Writer:
                 for extent in extents:
                     begin = int(extent["record_offset"])
                     piece = view[begin : begin + int(extent["bytes"])]
-                    self._outputs.stripes[int(extent["stripe"])].write(int(extent["file_offset"]), piece)
+                    self._outputs.write(int(extent["stripe"]), int(extent["file_offset"]), piece)
                     crcs.append(crc32c(piece))
                 name = f"layers.{layer.layer}.experts.{expert}"
                 yield DoneRecord(tuple(crcs), hashlib.sha256(record).hexdigest(), _report(values, name))

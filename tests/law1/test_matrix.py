@@ -11,7 +11,19 @@ from pathlib import Path
 import pytest
 
 from colibri.core.container import open_container
-from testkit.law1 import ISAS, STRIPES, Case, Text, case_of, check_courses, full_matrix, needs_avx2
+from testkit.law1 import (
+    IO_BACKENDS,
+    ISAS,
+    STRIPES,
+    VERIFY,
+    Case,
+    Text,
+    case_of,
+    check_courses,
+    full_matrix,
+    needs_avx2,
+    reading,
+)
 from testkit.models import Tiny, make_tiny, packed, some_tokens
 
 # The prompt and the restart lie in the second page; the restart and two companions in the middle of a page.
@@ -73,6 +85,8 @@ def check_all(case: Case, isa: str, stripes: int, folder: Path) -> None:
 def test_the_matrix_is_the_whole_one() -> None:
     assert len({(opening, course) for opening, courses in MATRIX.items() for course in courses}) == COMBINATIONS
     assert {(opening.isa, opening.stripes) for opening in MATRIX} == {(i, s) for i in ISAS for s in STRIPES}
+    read = {(reading(opening).io_backend, reading(opening).verify) for opening in MATRIX}
+    assert read == {(backend, verify) for backend in IO_BACKENDS for verify in VERIFY}
 
 
 @pytest.mark.parametrize("name", MODELS)

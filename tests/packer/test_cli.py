@@ -55,6 +55,9 @@ def test_pack_inspect_verify_export(source: Path, tmp_path: Path, capsys: pytest
     packed = result(capsys)
     assert packed["ok"] is True
     assert [entry["weight"] for entry in packed["layout"]["stripes"]] == [1, 3]
+    assert packed.pop("drive_warnings") == [
+        f"{out} and {stripe} lie on one file system: if that is one drive, stripes on it are read no faster"
+    ]
     assert run("inspect", out, "--json") == 0
     assert result(capsys) == {key: value for key, value in packed.items() if key != "ok"}
     assert sum(tensor["codes"]["bytes"] for tensor in packed["dense"]) < (out / "dense.safetensors").stat().st_size
@@ -143,7 +146,7 @@ def test_what_is_skipped_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["SOURCE", "--out", "x", "--stripe", "y:2x"], "WEIGHT is a positive 32-bit number"),
         (["SOURCE", "--out", "x", "--stripe", "y:nan"], "WEIGHT is a positive 32-bit number"),
         (["SOURCE", "--out", "x", "--stripe", "y:"], "WEIGHT is a positive 32-bit number"),
-        (["SOURCE", "--out", "x", "--weight", "-1"], "expected one argument|no positive"),
+        (["SOURCE", "--out", "x:-1"], "WEIGHT is a positive 32-bit number, not '-1'"),
         (["SOURCE", "--out", "x", "--nonsense"], "unrecognized arguments"),
         (["SOURCE", "--out", "x", "--prec", "all=f32"], "unrecognized arguments"),
         (["no-such-folder", "--out", "x"], "'no-such-folder' is no folder"),

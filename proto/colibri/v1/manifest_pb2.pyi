@@ -111,14 +111,16 @@ class Layout(_message.Message):
     def __init__(self, uuid: _Optional[str] = ..., stripes: _Optional[_Iterable[_Union[Stripe, _Mapping]]] = ..., create_unix_seconds: _Optional[int] = ..., created_by: _Optional[str] = ..., min_extent_bytes: _Optional[int] = ..., extent_checksums: _Optional[_Union[Blob, _Mapping]] = ..., record_digests: _Optional[_Union[Blob, _Mapping]] = ...) -> None: ...
 
 class Stripe(_message.Message):
-    __slots__ = ("number", "weight", "bytes")
+    __slots__ = ("number", "weight", "bytes", "mirrored")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    MIRRORED_FIELD_NUMBER: _ClassVar[int]
     number: int
     weight: int
     bytes: int
-    def __init__(self, number: _Optional[int] = ..., weight: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    mirrored: bool
+    def __init__(self, number: _Optional[int] = ..., weight: _Optional[int] = ..., bytes: _Optional[int] = ..., mirrored: bool = ...) -> None: ...
 
 class Blob(_message.Message):
     __slots__ = ("offset", "bytes", "crc32c")

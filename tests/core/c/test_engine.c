@@ -154,9 +154,12 @@ static void set_expected(const tiny_model *t) {
 
 static void test_bits_do_not_depend_on_placement(const tiny_model *t) {
     static const uint64_t slots[] = {1, 5, 10};
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 12; i++) {
         cl_model_options o = t->options;
-        o.expert_slots = slots[i / 2];
+        o.expert_slots = slots[i / 2 % 3];
+        o.io_backend = i < 6 ? CL_IO_THREADS : CL_IO_AUTO;
+        o.io_depth = (uint32_t)i % 6;
+        o.verify = i % 3;
         o.threads = 1 + (uint32_t)i % 3;
         o.direct = i % 2 ? CL_DIRECT_AUTO : CL_DIRECT_OFF;
         cl_model *m = open_model(&o);

@@ -210,6 +210,7 @@ void tiny_make(tiny_model *t, cl_format dense, cl_format expert) {
     o->activation = CL_ACTIVATION_I16;
     o->isa = "auto";
     o->threads = 1;
+    o->io_backend = CL_IO_THREADS; /* whose pread tests may wrap */
     o->direct = CL_DIRECT_OFF;
 }
 

@@ -25,7 +25,8 @@ typedef struct tiny_model {
 #define TINY_EXPERTS 5
 #define TINY_TOP_K 2
 
-/* `dense` and `expert` are the weights' formats. Options: everything resident, f16 KV, one thread, O_DIRECT off. */
+/* `dense` and `expert` are the weights' formats. Options: everything resident, f16 KV, one thread, pread without
+ * O_DIRECT. */
 void tiny_make(tiny_model *t, cl_format dense, cl_format expert);
 void tiny_remove(tiny_model *t);
 

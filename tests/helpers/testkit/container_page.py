@@ -15,7 +15,7 @@ from uuid import UUID
 
 import torch
 
-from colibri.packer import writer
+from colibri.packer import making
 from colibri.packer.show import manifest_json
 from colibri.v1 import manifest_pb2
 from testkit.checkpoints import write_checkpoint
@@ -83,7 +83,7 @@ def make(root: Path) -> tuple[list[Path], manifest_pb2.Manifest]:
     source = write_checkpoint(root / "tiny", CONFIG, tensors(), shards=1, tokenizer=False)
     folders = [root / "a", root / "b"]
     with (
-        mock.patch.object(writer, "uuid4", return_value=UUID(UUID_TEXT)),
+        mock.patch.object(making, "uuid4", return_value=UUID(UUID_TEXT)),
         mock.patch("time.time", return_value=float(UNIX_SECONDS)),
     ):
         return folders, pack_folder(source, folders, weights=[2, 1])
@@ -116,7 +116,7 @@ def stripe_section(data: bytes, size: int) -> str:
         (4, "format version 1"),
         (4, "stripe 0"),
         (4, "of 2"),
-        (4, "reserved"),
+        (4, "0: the stripe itself; 1: its mirror"),
         (16, "UUID of the pack"),
         (32, "`content_id`"),
         (8, f"size of the file, {size}"),

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from colibri.core.container import open_container
-from colibri.core.core import Model, ModelStats, Row
+from colibri.core.core import Model, ModelOptions, ModelStats, Row
 from colibri.core.core import Sequence as CoreSequence
+from colibri.core.core_options import IoBackend, Verify
 from colibri.daemon.core_model import CoreModel
 from colibri.daemon.engine import page_identity
 from colibri.daemon.model_port import PAGE_POSITIONS
@@ -29,6 +30,9 @@ from testkit.sessions import Appender, new_session
 
 STRIPES = (1, 2, 3)
 ISAS = ("generic", "avx2")
+IO_BACKENDS: tuple[IoBackend, ...] = ("auto", "threads")
+OPENED_BY = ("isa", "slots", "stripes", "threads")
+VERIFY: tuple[Verify, ...] = ("always", "first", "never")
 # Fields of Opening and Course. The cheaper value first: a row of a covering array takes it when nothing depends on it.
 DIMENSIONS: Mapping[str, tuple[Value, ...]] = {
     "isa": ISAS[::-1],
@@ -179,12 +183,23 @@ def check_courses(
     return finished
 
 
+def reading(opening: Opening) -> ModelOptions:
+    """How the experts of an opening are read; the openings take turns, so that all combinations occur."""
+    values = (opening.isa, opening.slots, opening.stripes, opening.threads)
+    turns = [DIMENSIONS[name].index(value) for name, value in zip(OPENED_BY, values, strict=True)]
+    return replace(OPTIONS, io_backend=IO_BACKENDS[sum(turns) % 2], verify=VERIFY[sum(turns[1:3]) % 3])
+
+
 @contextmanager
 def _running(subject: Subject, opening: Opening, folder: Path) -> Iterator[tuple[Model, SessionStore]]:
     """A loaded model that is opened in this way, and the store of its sessions."""
     pack = subject.packs[opening.stripes]
     options = replace(
-        OPTIONS, isa=opening.isa, threads=opening.threads, expert_slots=subject.slots(opening.slots), ring_slots=2
+        reading(opening),
+        isa=opening.isa,
+        threads=opening.threads,
+        expert_slots=subject.slots(opening.slots),
+        ring_slots=2,
     )
     with open_container(pack.folders[0], pack.folders[1:]) as container, Model(container, options) as model:
         assert len(container.stripe_paths) == opening.stripes

@@ -20,10 +20,15 @@ from colibri.v1 import manifest_pb2
 
 
 def plan_of(
-    checkpoint: Checkpoint, precision: str = "", weights: Sequence[int] = (1,), group_size: int = DEFAULT_GROUP_SIZE
+    checkpoint: Checkpoint,
+    precision: str = "",
+    weights: Sequence[int] = (1,),
+    group_size: int = DEFAULT_GROUP_SIZE,
+    *,
+    mirror: bool = False,
 ) -> PackPlan:
     """Plan a pack of an open checkpoint."""
-    return make_plan(checkpoint, resolve(checkpoint), parse_precision(precision, group_size), weights)
+    return make_plan(checkpoint, resolve(checkpoint), parse_precision(precision, group_size), weights, mirror=mirror)
 
 
 def pack_folder(
@@ -37,10 +42,11 @@ def pack_folder(
     reporter: Reporter | None = None,
     workers: int = 2,
     sync_bytes: int = SYNC_BYTES,
+    mirror: bool = False,
 ) -> manifest_pb2.Manifest:
     """Pack the checkpoint in `source` into `folders`, the primary first."""
     with Checkpoint.open(source) as checkpoint:
-        plan = plan_of(checkpoint, precision, weights or [1] * len(folders), group_size)
+        plan = plan_of(checkpoint, precision, weights or [1] * len(folders), group_size, mirror=mirror)
         return pack(checkpoint, plan, folders, disk=disk, reporter=reporter, workers=workers, sync_bytes=sync_bytes)
 
 
@@ -67,7 +73,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
         elif path.name == "dense.safetensors":
             at = data.index(b'"colibri_uuid":"') + len(b'"colibri_uuid":"')
             data = data[:at] + bytes(36) + data[at + 36 :]
-        elif path.name.startswith("stripe-"):
+        elif path.name.startswith(("stripe-", "mirror-")):
             data = data[:24] + bytes(16) + data[40:92] + bytes(4) + data[96:]
         elif path.name in ("extents.crc32c", "records.sha256"):
             data = data[:24] + bytes(16) + data[40:44] + bytes(4) + data[48:]
