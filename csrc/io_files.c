@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define MOST_BYTES_PER_CALL (1u << 30) /* Linux transfers at most 2 GiB - 4 KiB per call */
-#define MIRROR_MARK 1u                 /* cl_stripe_header.reserved of a mirror */
+#define MIRROR_MARK 1u                 /* cl_stripe_header.mirror of a mirror */
 
 int cl_pread_all(int fd, void *data, uint64_t bytes, uint64_t offset, uint64_t *done) {
     int retried = 0;
@@ -37,7 +37,7 @@ typedef struct opening {
     const cl_drive *d;
     cl_file *file;
     const char *what; /* "stripe" or "mirror of stripe" */
-    uint32_t mark;    /* least header.reserved: a mirror may stand in for a lost stripe, not the other way round */
+    uint32_t mark;    /* least header.mirror: a mirror may stand in for a lost stripe, not the other way round */
     cl_error *err;
 } opening;
 
@@ -58,7 +58,7 @@ static int check_header(const opening *o, const cl_stripe_header *h, uint64_t fi
     if (h->stripe != stripe || h->stripes != io->n_drives)
         return cl_fail(o->err, CL_CORRUPT, "%s %u (%s): the file is stripe %u of %u, expected %u of %u", o->what,
                        stripe, o->file->path, h->stripe, h->stripes, stripe, io->n_drives);
-    if (h->reserved < o->mark) return refuse(o, CL_CORRUPT, "the file is a stripe, not a mirror");
+    if (h->mirror < o->mark) return refuse(o, CL_CORRUPT, "the file is a stripe, not a mirror");
     if (io->first.version && memcmp(h->uuid, io->first.uuid, sizeof h->uuid) != 0)
         return refuse(o, CL_CORRUPT, "belongs to another pack than stripe 0 (UUIDs differ)");
     if (h->file_bytes > file_bytes)
