@@ -30,7 +30,7 @@ typedef struct cl_task {
     uint64_t issued;         /* bytes handed out */
     uint64_t request_bytes;  /* how many at a time */
     uint32_t crc;            /* of the requests that are back, each moved to its place */
-    int32_t failed;          /* of this attempt: errno of the first failed request, or CL_BAD_CHECKSUM */
+    int32_t failed;          /* of this attempt: errno of the failed request of lowest offset, or CL_BAD_CHECKSUM */
     uint64_t failed_at;      /* file offset of that */
     int32_t stripe_failed;   /* the same of the stripe, while the mirror is tried */
     uint64_t stripe_failed_at;

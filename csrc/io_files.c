@@ -58,6 +58,7 @@ static int check_header(const opening *o, const cl_stripe_header *h, uint64_t fi
     if (h->stripe != stripe || h->stripes != io->n_drives)
         return cl_fail(o->err, CL_CORRUPT, "%s %u (%s): the file is stripe %u of %u, expected %u of %u", o->what,
                        stripe, o->file->path, h->stripe, h->stripes, stripe, io->n_drives);
+    if (h->mirror > MIRROR_MARK) return refuse(o, CL_CORRUPT, "its header's mirror field is neither 0 nor 1");
     if (h->mirror < o->mark) return refuse(o, CL_CORRUPT, "the file is a stripe, not a mirror");
     if (io->first.version && memcmp(h->uuid, io->first.uuid, sizeof h->uuid) != 0)
         return refuse(o, CL_CORRUPT, "belongs to another pack than stripe 0 (UUIDs differ)");

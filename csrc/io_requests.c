@@ -217,9 +217,10 @@ static int settle_locked(cl_drive *d, const cl_request *r, uint32_t crc) {
     cl_task *task = r->task;
     task->crc ^= crc;
     task->in_flight--;
-    if (r->failed && !task->failed) {
+    uint64_t at = r->offset + r->done;
+    if (r->failed && (!task->failed || at < task->failed_at)) { /* what is told is the failure nearest to the start */
         task->failed = r->failed;
-        task->failed_at = r->offset + r->done;
+        task->failed_at = at;
         if (task->queued) take_out(d, task); /* the rest of this attempt is of no use */
     }
     if (task->in_flight || task->queued) return 0;

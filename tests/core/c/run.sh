@@ -31,8 +31,8 @@ run_test() {
     local kind=$1 sanitizers=$2 file=$3 name extra=()
     shift 3
     name=$(basename "$file" .c)
-    read -ra extra <<<"$(sed -n 's/^.*link: *//p' "$file" | head -n 1)"
-    "$compiler" "${flags[@]}" "-fsanitize=$sanitizers" "$file" "${extra[@]/#tiny/$here/tiny}" build/test-c/"$kind"/*.o \
+    read -ra extra <<<"$(sed -n 's/^.*link: *//p' "$file" | head -n 1 | sed "s#[a-z_]*\\.c#$here/&#g")"
+    "$compiler" "${flags[@]}" "-fsanitize=$sanitizers" "$file" "${extra[@]}" build/test-c/"$kind"/*.o \
         -o "build/test-c/$kind/$name" -lm
     echo "test-c: $name ($sanitizers)"
     "build/test-c/$kind/$name" "$@"
@@ -44,3 +44,4 @@ for test in "$here"/test_*.c; do run_test asan address,undefined "$test"; done
 build_core tsan thread
 run_test tsan thread "$here/test_engine.c" 60
 run_test tsan thread "$here/test_overlap.c"
+run_test tsan thread "$here/test_io.c"

@@ -326,7 +326,6 @@ int main(void) {
     tiny_model t;
     cl_format f32 = {.codes = CL_CODES_F32};
     tiny_make(&t, f32, f32);
-    t.options.io_backend = CL_IO_AUTO;
     gate_model = &t;
     set_expected(&t);
     test_arithmetic_goes_on_while_a_read_is_held_up(&t);
