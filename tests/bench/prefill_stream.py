@@ -18,7 +18,7 @@ from giant import GIANT, PEER, SMALL, Shape
 from giant_weights import token_stream
 from peer import PeerRun, Setting, peer_python, run_peer, same_slice
 from report import result, table
-from slicerig import MB, backends, limit_for, refuse_where_impossible, slice_on_drives
+from slicerig import BACKENDS, MB, limit_for, refuse_where_impossible, slice_on_drives
 from slicerun import Job, run
 
 from testkit.loop_drives import group
@@ -68,7 +68,7 @@ def throttled(shape: Shape, options: argparse.Namespace) -> dict[str, Measured]:
         # Two rounds: the first reads the experts, without a limit on the drive; the second finds all of them.
         resident = run("prefill", Job(folders, tokens=options.prompt, rounds=2), None)
         needed, alone = (resident["rounds"][0]["missed_bytes"], resident["rounds"][1]["seconds"])
-        for backend in backends():
+        for backend in BACKENDS:
             job = Job(folders, memory_bytes=limit, io_backend=backend, tokens=options.prompt, rounds=options.rounds)
             with group(drives, limit) as limited:
                 before = run("ceilings", job, limited)
@@ -153,5 +153,12 @@ def main(argv: list[str]) -> int:
         more |= against_peer(options)
         if options.only == "peer":
             value = ceiling = float(more["ours_tok_per_s"])
-    result("prefill_stream", PEER.name if options.only == "peer" else GIANT.name, value, "tok/s", ceiling, **more)
+    result(
+        "prefill_stream",
+        PEER.name if options.only == "peer" else (SMALL if options.small else GIANT).name,
+        value,
+        "tok/s",
+        ceiling,
+        **more,
+    )
     return int(not good)

@@ -15,10 +15,10 @@ from typing import Any
 from giant import Shape, plan_slice, write_giant
 from report import cache_folder
 
-from colibri.core.core import ModelOptions
 from testkit.loop_drives import DriveSpec, LoopDrive, loop_drives, why_not
 
 MB = 1_000_000
+BACKENDS = ("io_uring", "threads")
 LEAST_LIMIT_BYTES = 320 << 20  # Python and the RAM ceiling need that much; only the small slice comes below
 
 
@@ -28,11 +28,6 @@ def refuse_where_impossible(bench: str) -> bool:
     if reason:
         print(f"BENCH={bench}: {reason}", file=sys.stderr)
     return bool(reason)
-
-
-def backends() -> list[str]:
-    """The I/O back ends that this build lets the caller choose."""
-    return ["uring", "threads"] if "io_backend" in ModelOptions.__dataclass_fields__ else ["auto"]
 
 
 def limit_for(shape: Shape, factor: int) -> int:

@@ -37,7 +37,6 @@ class Job:
     rounds: int = 1
     seed: int = 7
     threads: int = 0
-    lookahead: str = "auto"
 
 
 class RunError(RuntimeError):
@@ -86,9 +85,8 @@ def _options(container: Any, job: Job, **more: Any) -> Any:
     from colibri.daemon.machine import anonymous_bytes
 
     def of(slots: int) -> Any:
-        switches = {"io_backend": job.io_backend, "lookahead": job.lookahead}
-        chosen: dict[str, Any] = {name: value for name, value in switches.items() if value != "auto"}
-        return ModelOptions(expert_slots=slots, ring_slots=2, threads=job.threads, **chosen, **more)
+        settings: dict[str, Any] = {"io_backend": job.io_backend, "threads": job.threads, **more}
+        return ModelOptions(expert_slots=slots, ring_slots=2, **settings)
 
     every = sum(layer.experts for layer in container.manifest.expert_layers)
     slots = job.slots or every
@@ -102,7 +100,7 @@ def _options(container: Any, job: Job, **more: Any) -> Any:
 
 
 def _drive_stats(model: Any) -> list[dict[str, Any]]:
-    return [asdict(stats) for stats in model.drive_stats()] if hasattr(model, "drive_stats") else []
+    return [asdict(stats) for stats in model.drive_stats()]
 
 
 def _open(job: Job) -> Any:
@@ -146,13 +144,13 @@ def _decode(job: Job) -> dict[str, Any]:
                         hits, loads = hits + row.counts.hits, loads + row.counts.loads
             after, drives_after = model.stats(), _drive_stats(model)
             touched = touched_bytes(container, options, PROMPT + job.warm_tokens + job.tokens // 2)
-    return _report(job, options, before, after, drives_before, drives_after) | {
+    return _report(options, before, after, drives_before, drives_after) | {
         "seconds": seconds, "warm_seconds": warm, "hits": hits, "loads": loads, "touched_bytes": touched,
     }  # fmt: skip
 
 
 def _report(
-    job: Job, options: Any, before: Any, after: Any, drives_before: Sequence[Any], drives_after: Sequence[Any]
+    options: Any, before: Any, after: Any, drives_before: Sequence[Any], drives_after: Sequence[Any]
 ) -> dict[str, Any]:
     """What both modes say: the counters' growth over the measured part."""
     from report import peak_rss_bytes
@@ -163,7 +161,7 @@ def _report(
     return {
         "slots": options.expert_slots,
         "threads": after.threads,
-        "backend": drives_after[0]["backend"] if drives_after else job.io_backend,
+        "backend": drives_after[0]["backend"],
         "wait_us": after.wait_us - before.wait_us,
         "compute_us": after.compute_us - before.compute_us,
         "read_bytes": read,
@@ -199,7 +197,7 @@ def _prefill(job: Job) -> dict[str, Any]:
                 rounds.append({"seconds": seconds, "missed_bytes": model.stats().expert_bytes - read})
             after, drives_after = model.stats(), _drive_stats(model)
         every = sum(layer.experts * layer.record_bytes for layer in container.manifest.expert_layers)
-    return _report(job, options, before, after, drives_before, drives_after) | {
+    return _report(options, before, after, drives_before, drives_after) | {
         "rounds": rounds, "expert_bytes": every,
     }  # fmt: skip
 

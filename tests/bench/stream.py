@@ -20,14 +20,14 @@ from giant import GIANT, PEER, SMALL, Shape
 from giant_weights import token_stream
 from peer import CMAKE_FLAGS, VERSION, Pair, PeerRun, Setting, peer_python, run_peer, same_slice
 from report import result, table
-from slicerig import MB, Judged, backends, judge, limit_for, refuse_where_impossible, slice_on_drives
+from slicerig import BACKENDS, MB, Judged, judge, limit_for, refuse_where_impossible, slice_on_drives
 from slicerun import PROMPT, Job, run
 
 from testkit.loop_drives import group
 
 RATE = 300 * MB
 SHARE, RATIO = 0.90, 8.0
-CPU_SECONDS_PER_GB = {"uring": 0.10, "threads": 0.16}
+CPU_SECONDS_PER_GB = {"io_uring": 0.10, "threads": 0.16}
 PEER_FLOOR = 0.15  # of the RAM ceiling, that the peer must reach without a limit for the comparison to count
 SETTINGS = (Setting(2), Setting(4), Setting(2, repack=True))
 
@@ -43,7 +43,7 @@ def throttled(shape: Shape, options: argparse.Namespace) -> dict[Case, Judged]:
     with slice_on_drives(shape, [RATE], options.images) as (drives, folders):
         for factor in options.factors:
             limit = limit_for(shape, factor)
-            for backend in backends():
+            for backend in BACKENDS:
                 job = Job(folders, memory_bytes=limit, io_backend=backend, tokens=options.tokens,
                           warm_tokens=options.warm_tokens)  # fmt: skip
                 with group(drives, limit) as limited:
@@ -203,5 +203,12 @@ def main(argv: list[str]) -> int:
                 float(more["ours_tok_per_s"]),
                 float(more["ours_tok_per_s"]) / float(more["own_drive_share"]),
             )
-    result("stream", PEER.name if options.only == "peer" else GIANT.name, value, "tok/s", ceiling, **more)
+    result(
+        "stream",
+        PEER.name if options.only == "peer" else (SMALL if options.small else GIANT).name,
+        value,
+        "tok/s",
+        ceiling,
+        **more,
+    )
     return int(not good)
