@@ -104,7 +104,7 @@ def test_the_peer_reads_the_same_slice(bench: Any, tmp_path: Path) -> None:
     router = tensors["blk.1.ffn_gate_inp.weight"].data.reshape(8, 128)
     assert np.array_equal(router, weights.router_rows(shape, 1, 1))
     embedding = dequantize(tensors["token_embd.weight"].data, tensors["token_embd.weight"].tensor_type)
-    assert np.abs(embedding - weights.embedding_rows(shape, 1, 0, 300)).max() < 0.05
+    assert np.abs(embedding[:256] - weights.embedding_rows(shape, 1, 0, 256)).max() < 0.05
     down = tensors["blk.0.ffn_down_exps.weight"]
     values = dequantize(down.data, down.tensor_type).reshape(8, 128, 64)
     wanted = weights.output_gain(2) / np.sqrt(64)
