@@ -164,6 +164,8 @@ class Soak:
 
     async def _watch(self, seconds: float) -> None:
         while time.monotonic() < self._deadline:
+            if (code := self._daemon.popen.poll()) is not None:
+                raise RuntimeError(f"the daemon ended with {code}: {self._daemon.log.read_text()[-2000:]}")
             self.tally.memory.append(self._daemon.status("RssAnon"))
             self.tally.files.append(len(os.listdir(f"/proc/{self._daemon.popen.pid}/fd")))
             await asyncio.sleep(min(5.0, seconds / 40))
