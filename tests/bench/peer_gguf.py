@@ -8,6 +8,7 @@ Only the qwen3moe architecture, which both engines run alike. Memory is bounded 
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -75,11 +76,11 @@ def _tensors(shape: Shape, seed: int) -> Iterator[Tensor]:
     for role, layer, name, rows, cols in dense_shapes(spec):
         title = NAMES[role].format(layer=layer)
         if role == pb.TENSOR_ROLE_EMBEDDING:
-            yield Tensor(title, Q8, (rows, cols), lambda: _embedding(shape, seed))
+            yield Tensor(title, Q8, (rows, cols), partial(_embedding, shape, seed))
         elif role == pb.TENSOR_ROLE_ROUTER:
-            yield Tensor(title, PLAIN, (rows, cols), lambda layer=layer: router_rows(shape, seed, layer))  # type: ignore[misc]
+            yield Tensor(title, PLAIN, (rows, cols), partial(router_rows, shape, seed, layer))
         elif name == "exact":
-            yield Tensor(title, PLAIN, (cols,), lambda cols=cols: np.ones(cols, np.float32))  # type: ignore[misc]
+            yield Tensor(title, PLAIN, (cols,), partial(np.ones, cols, np.float32))
         else:
             yield Tensor(title, Q8, (rows, cols), blocks((rows, cols), Q8, gain if role in OUTPUT_ROLES else 1.0))
     for layer in range(len(spec.layers)):
@@ -105,8 +106,8 @@ def write_gguf(shape: Shape, path: Path, seed: int = 1) -> None:
     if shape.family != "qwen3_moe" or shape.dense_layers:
         raise ValueError(f"{shape.name}: only Qwen3-MoE without dense layers is written as GGUF")
     print(f"making {shape.name} as GGUF (once)", file=sys.stderr, flush=True)
-    partial = path.with_name(path.name + ".partial")
-    writer = GGUFWriter(partial, "qwen3moe")
+    unfinished = path.with_name(path.name + ".partial")
+    writer = GGUFWriter(unfinished, "qwen3moe")
     writer.add_name(shape.name)
     writer.add_block_count(shape.moe_layers)
     writer.add_context_length(shape.positions)
@@ -136,4 +137,4 @@ def write_gguf(shape: Shape, path: Path, seed: int = 1) -> None:
     for tensor in tensors:
         writer.write_tensor_data(tensor.make())
     writer.close()
-    partial.rename(path)
+    unfinished.rename(path)
