@@ -221,10 +221,12 @@ async def daemon(
     wait: bool = True,
     hold_loading: bool = False,
     template: str = CHAT_TEMPLATE,
+    change_tokenizer: Callable[[Path], object] = lambda _: None,
     **options: Any,
 ) -> AsyncIterator[Daemon]:
     """A daemon whose files are in `folder`; stopped in order at the end, if it was not before."""
     write_tokenizer(folder / "text", VOCAB, chat_template=template)
+    change_tokenizer(folder / "text" / "tokenizer.json")
     text = TextModel.open(folder / "text", vocab_rows=VOCAB)
     model = model or FakeModel(vocab_size=VOCAB)
     runtime = FakeRuntime(folder / "state", model, **options)
