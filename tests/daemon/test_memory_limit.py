@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import subprocess
@@ -15,7 +16,7 @@ from testkit.loop_drives import CGROUPS, group, why_not
 from testkit.models import Tiny, some_tokens
 from testkit.process import COMMAND, EVER, serving, write_config
 from testkit.repository import ROOT
-from testkit.service import tokens_of
+from testkit.service import request, tokens_of
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
@@ -34,7 +35,7 @@ def slice_of_a_giant(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         sys.path.pop(0)
     folder = tmp_path_factory.mktemp("giant")
     folders = (folder / "drive0", folder / "drive1")
-    shape = giant.replace(
+    shape = dataclasses.replace(
         giant.SMALL, hidden=1024, experts=64, intermediate=512, moe_layers=4, heads=8, head_dim=64, vocab=VOCAB
     )
     giant.write_giant(shape, folders, (1, 1))
@@ -55,25 +56,19 @@ def test_a_model_bigger_than_its_limit_is_planned_served_and_not_killed(
         with serving(config, popen=limited.popen) as process:
             prompt = some_tokens(200, vocab_size=VOCAB)
             first = tokens_of(process.generate(prompt, max_tokens=24))
-            calls = [process.inference.Generate(_request(prompt[start:])) for start in range(6)]
+            calls = [process.inference.Generate(request(prompt[start:], max_tokens=24)) for start in range(6)]
             assert all(len(tokens_of(list(call))) == 24 for call in calls)
             assert tokens_of(process.generate(prompt, max_tokens=24)) == first
-            planned = int(json.loads(_plan_of(process.log)))
+            planned = _planned_bytes(process.log)
             assert process.status("RssAnon") <= planned + max(planned // 50, 64 * MIB)
             assert limited.memory_bytes() <= LIMIT
         assert limited.out_of_memory_kills() == 0
 
 
-def _request(tokens: list[int]) -> Any:
-    from testkit.service import request
-
-    return request(tokens, max_tokens=24)
-
-
-def _plan_of(log: Path) -> str:
-    """Bytes of the line `planned` in a daemon's log."""
+def _planned_bytes(log: Path) -> int:
+    """Of the memory table in a daemon's log."""
     line = next(line for line in log.read_text().splitlines() if line.startswith("planned "))
-    return str(int(float(line.split()[1].replace(",", "")) * MIB))
+    return int(float(line.split()[1].replace(",", "")) * MIB)
 
 
 def test_a_limit_that_is_too_small_is_refused_with_the_table_and_its_source(
