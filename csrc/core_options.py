@@ -37,7 +37,8 @@ class ModelOptions:
     the longest pass of each. threads: 0 for all cores that the process may use. io_backend: "auto" is io_uring where
     the kernel allows it. io_threads: per stripe where threads read, io_depth: requests in flight per stripe where
     io_uring reads, 0 for the defaults. verify: checksums of experts on every read, on the first of each, or never.
-    banned_tokens: ids that are never sampled.
+    banned_tokens: ids that are never sampled. heat_half_life: decode steps after which a use of an expert counts half
+    in the heat that outlives the process, 0 for the default, 512.
     """
 
     expert_slots: int
@@ -57,6 +58,7 @@ class ModelOptions:
     direct: Literal["auto", "on", "off"] = "auto"
     verify: Verify = "always"
     banned_tokens: tuple[int, ...] = ()
+    heat_half_life: float = 0
 
 
 class COptions:
@@ -136,7 +138,7 @@ class COptions:
         c = self.c
         for name in ("expert_slots", "ring_slots", "kv_pages", "max_rows", "max_prefills", "pass_tokens"):
             setattr(c, name, getattr(options, name))
-        for name in ("max_context", "threads", "io_threads", "io_depth"):
+        for name in ("max_context", "threads", "io_threads", "io_depth", "heat_half_life"):
             setattr(c, name, getattr(options, name))
         c.kv_dtype = choice("kv_dtype", KV_DTYPES, options.kv_dtype)
         c.activation = choice("activation", ACTIVATIONS, options.activation)

@@ -163,6 +163,7 @@ struct cl_model {
     uint32_t loaded; /* 1: cl_model_load has succeeded; 2: has failed */
 
     cl_store store;
+    double heat_half_life; /* as opened with; 0: the default */
     cl_kv kv;
     cl_work work;
     cl_lookahead lookahead;

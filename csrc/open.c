@@ -8,6 +8,7 @@
 #include "format.h"
 #include "model.h"
 #include "numbers.h"
+#include "trace.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,6 +61,7 @@ static int describe(cl_model *m, const cl_model_options *o, cl_error *err) {
     m->spec = *o->spec;
     m->activation = o->activation;
     m->direct = o->direct;
+    m->heat_half_life = o->heat_half_life;
     m->lookahead.mode = o->lookahead;
     m->max_rows = o->max_rows;
     m->max_prefills = o->max_prefills;
@@ -303,6 +305,7 @@ int cl_model_open(cl_model **out, const cl_model_options *options, cl_error *err
 
 void cl_model_close(cl_model *m) {
     if (!m) return;
+    cl_recorder_close(m->store.recorder, &m->store, NULL);
     cl_io_close(m->io); /* first: its threads write into the arena */
     cl_pool_free(m->pool);
     cl_arena_unmap(&m->arena);

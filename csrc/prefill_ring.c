@@ -55,7 +55,7 @@ static uint64_t taken(const cl_model *m) {
 
 /* ---- counting ---- */
 
-static void count_use(cl_prefill *p, const cl_slot *slot, int loaded) {
+static void count_use(cl_prefill *p, cl_slot *slot, int loaded) {
     cl_model *m = p->model;
     if (loaded) {
         p->counts.expert_loads++;
@@ -64,6 +64,7 @@ static void count_use(cl_prefill *p, const cl_slot *slot, int loaded) {
         p->counts.expert_hits++;
     }
     cl_count(loaded ? &m->counters.expert_loads : &m->counters.expert_hits, 1);
+    cl_store_prefill_use(&m->store, slot, loaded);
 }
 
 /* Read, and then not wanted. */

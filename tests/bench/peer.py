@@ -160,7 +160,9 @@ def run_peer(
     if ended.returncode:
         raise PeerError(f"llama.cpp ({setting}) ended with {ended.returncode}: {ended.stderr[-2000:]}")
     result = json.loads(ended.stdout.splitlines()[-1])
-    failure = "" if result["fed"] == len(tokens) else f"stopped after {result['fed']} of {len(tokens)} tokens"
+    failure = ""
+    if result["fed"] < len(tokens):
+        failure = f"stopped after {result['fed']} of {len(tokens)} tokens; warm is its last half"
     return PeerRun(setting, result["cold_seconds"], result["seconds"], failure, result["system"])
 
 

@@ -153,7 +153,7 @@ def _report(
     options: Any, before: Any, after: Any, drives_before: Sequence[Any], drives_after: Sequence[Any]
 ) -> dict[str, Any]:
     """What both modes say: the counters' growth over the measured part."""
-    from report import peak_rss_bytes
+    import resource
 
     read = after.expert_bytes - before.expert_bytes
     wasted = getattr(after, "lookahead_wasted_bytes", 0) - getattr(before, "lookahead_wasted_bytes", 0)
@@ -167,7 +167,7 @@ def _report(
         "read_bytes": read,
         "needed_bytes": read - wasted,
         "io_cpu_us": cpu,
-        "peak_rss_bytes": peak_rss_bytes(),
+        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
 
 
