@@ -58,7 +58,8 @@ def verify_remark(verify: str) -> str:
 def heat_bytes(heat: Heat) -> bytes:
     """One byte per expert, 255 for the hottest of all; zeros while nothing is hot."""
     most = float(heat.max(initial=0.0))
-    return np.rint(heat * (255 / most if most else 0.0)).astype(np.uint8).tobytes()
+    scaled = np.rint(heat * (255 / most if most else 0.0)).astype(np.uint8)
+    return bytes(scaled)
 
 
 class CoreRuntime:
