@@ -40,6 +40,10 @@ def _path(value: Any, base: Path) -> Path:
         raise ValueError(f"there is no home folder for {Path(value).parts[0]}") from None
 
 
+def _path_or_none(value: Any, base: Path) -> Path | None:
+    return None if value == "" else _path(value, base)
+
+
 def _paths(value: Any, base: Path) -> tuple[Path, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError("a list of folders is expected")
@@ -216,7 +220,7 @@ class Config:
         "auto",
     )
     trace: Path | None = field(
-        default=None, metadata=_about(_path, "file to record routing in; FILE.1, FILE.2 ... if it exists")
+        default=None, metadata=_about(_path_or_none, "file to record routing in; FILE.1, FILE.2 ... if it exists")
     )
     scrub: float = _key(_speed, "MB/s at which an idle daemon reads its container, once a week; or off", 16.0)
     log_level: str = _key(_choice(*LEVELS), "debug, info, warning, error", "info")

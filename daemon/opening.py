@@ -103,7 +103,8 @@ def reading_text(config: Config) -> str:
     trace = f"; routing recorded in {config.trace}" if config.trace else ""
     return (
         f"experts read with io_backend {config.io_backend} (io_depth {depth}), direct {config.direct}, verify "
-        f"{config.verify}; pins {config.pins} (heat_half_life {heat}); scrub {scrub}{trace}"
+        f"{config.verify}; lookahead {config.lookahead}; pins {config.pins} (heat_half_life {heat}); scrub {scrub}"
+        f"{trace}"
     )
 
 

@@ -72,6 +72,10 @@ def test_scrub_is_a_speed_or_off(tmp_path: Path, text: str, rate: float) -> None
     assert load_config(NEEDED | flags("--scrub", text.strip('"')), None, {}).scrub == rate
 
 
+def test_an_empty_trace_is_none(tmp_path: Path) -> None:
+    assert load_config({}, write(tmp_path, toml(needed() | {"trace": '""'})), {}).trace is None
+
+
 @pytest.mark.parametrize("text", ['"on"', '"5"', "0", "0.05", "-1", "nan", "true", "1e9"])
 def test_what_is_no_speed_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r'scrub: .*: a number of MB/s from 0.1 to 100000 is expected, or "off"'):
