@@ -17,6 +17,9 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MEANT_AS_WEIGHT = re.compile(r"|\s*[+-]?(\.?\d|nan\b|inf)[^/]*", re.IGNORECASE)
 
 
+_MIRROR = "keep a second copy of every stripe on the next drive: it costs as much space again, and a drive may fail"
+
+
 @dataclass(frozen=True)
 class Drive:
     """A folder for a stripe, and its drive's relative bandwidth if it was given."""
@@ -31,11 +34,19 @@ def drive(text: str) -> Drive:
     if not colon or not _MEANT_AS_WEIGHT.fullmatch(weight):
         return Drive(Path(text))
     if not folder or not weight.isdecimal() or not 0 < int(weight) < 2**32:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: WEIGHT is a positive 32-bit number, not {weight!r}; a path with a colon is written with its "
-            f"weight, {text + ':1'!r}"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r}: {_why_no_weight(folder, weight)}")
     return Drive(Path(folder), int(weight))
+
+
+def _why_no_weight(folder: str, weight: str) -> str:
+    if not folder:
+        return "no folder stands before the colon"
+    if not weight:
+        return f"no WEIGHT stands after the colon; {folder!r} leaves it out"
+    return (
+        f"WEIGHT is a whole number from 1 to {2**32 - 1}, not {weight!r} (1.5 to 1 is written 3 and 2); a path with a "
+        f"colon is written with its weight, {folder + ':' + weight + ':1'!r}"
+    )
 
 
 def positive(text: str) -> int:
@@ -103,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
             type=drive,
             action="append",
             required=True,
-            help="a new folder, the first becomes the primary one, and its drive's relative bandwidth. Where no weight "
+            help="a new folder, the first becomes the primary one, and its drive's relative bandwidth, a whole number. Where no weight "
             "is given at all and the folders lie on different file systems, the drives are measured; else it is 1",
         )
         add_placement(parser, None)
@@ -129,11 +140,14 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 def add_placement(parser: argparse.ArgumentParser, min_extent: int | None) -> None:
     """Add what says how records are laid out, beside folders and weights; `min_extent` None is the container's own."""
-    parser.add_argument(
-        "--mirror",
-        action="store_true",
-        help="keep a second copy of every stripe on the next drive: it costs as much space again, and a drive may fail",
-    )
+    if min_extent is None:
+        parser.add_argument(
+            "--mirror",
+            action=argparse.BooleanOptionalAction,
+            help=f"{_MIRROR}; --no-mirror leaves it out (default: as the container has it)",
+        )
+    else:
+        parser.add_argument("--mirror", action="store_true", help=_MIRROR)
     told = f"{min_extent >> 10}KiB" if min_extent else "as the container has it"
     parser.add_argument(
         "--min-extent",
@@ -151,7 +165,7 @@ def _add_packing(parser: argparse.ArgumentParser, command: str) -> None:
         "--out",
         metavar="DIR[:WEIGHT]",
         type=drive,
-        help="primary folder of the container, and its drive's relative bandwidth",
+        help="primary folder of the container, and its drive's relative bandwidth, a whole number",
         **out,
     )
     parser.add_argument(
@@ -161,8 +175,8 @@ def _add_packing(parser: argparse.ArgumentParser, command: str) -> None:
         type=drive,
         action="append",
         default=[],
-        help="one more drive's folder, once for each, and its relative bandwidth. Where no weight is given at all and "
-        "the folders lie on different file systems, the drives are measured; else the default is 1",
+        help="one more drive's folder, once for each, and its relative bandwidth, a whole number. Where no weight is "
+        "given at all and the folders lie on different file systems, the drives are measured; else the default is 1",
     )
     add_placement(parser, MIN_EXTENT_BYTES)
     parser.add_argument(
