@@ -2,7 +2,8 @@
 
 The drives take turns, so that what else the machine does falls on all of them alike, and then all read at once, as they
 will when they serve: drives behind one bus share it. The file has lost its name before anything is written to it, so
-nothing is left behind, even by a kill. Refuses nothing: what a drive refuses comes as DriveError.
+nothing is left behind, even by a kill. Refuses a drive that has no room for it; what a drive refuses comes as
+DriveError.
 """
 
 import os
@@ -32,6 +33,10 @@ _FASTEST = 100  # the weight of the fastest drive
 Probe = Callable[[str, int, int], float]
 
 
+class NoRoomError(DriveError):
+    """No room for a file that is worth reading."""
+
+
 @dataclass(frozen=True)
 class DriveRate:
     """What a folder's drive reads, in bytes per second: alone, and while all the others read too."""
@@ -53,7 +58,7 @@ def engine_probe(path: str, request_bytes: int, size_bytes: int) -> float:
 def measure(folders: Sequence[Path], *, disk: Disk | None = None, probe: Probe = engine_probe) -> list[DriveRate]:
     """Measure the drives of the folders, which must exist. Folders on one file system get equal parts of its rate.
 
-    Raises DriveError, also where there is no room for a file worth reading, and CoreError.
+    Raises NoRoomError where a drive has no room for a file worth reading, DriveError, CoreError.
     """
     disk = disk or Disk()
     systems = by_file_system(folders)
@@ -86,7 +91,11 @@ class _File:
 def _probe_file(disk: Disk, folder: Path) -> Iterator[_File]:
     size = min(FILE_BYTES, disk.free_bytes(folder) // 4) // _BLOCK_BYTES * _BLOCK_BYTES
     if size < LEAST_FILE_BYTES:
-        raise DriveError(f"{folder}: too little room to measure how fast the drive reads")
+        free = size_text(disk.free_bytes(folder))
+        raise NoRoomError(
+            f"{folder} has {free} free, too little to measure how fast the drive reads, which takes "
+            f"{size_text(4 * LEAST_FILE_BYTES)}"
+        )
     file = disk.open_output(folder / PROBE_NAME)
     try:
         disk.remove(folder / PROBE_NAME)

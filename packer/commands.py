@@ -35,7 +35,7 @@ def run_pack(options: argparse.Namespace) -> int:
         weights = choose_weights(drives)
         if weights.values != [stripe.weight for stripe in plan.manifest.layout.stripes]:
             plan = _plan(options, checkpoint, weights.values)
-        drive_warnings = shared_drive_warnings(_folders(options), plan.manifest.layout)
+        drive_warnings = [*weights.warnings, *shared_drive_warnings(_folders(options), plan.manifest.layout)]
         with reporter("packing", plan.source_bytes, sys.stderr) as progress:
             for note in weights.notes():
                 progress.note(note)

@@ -34,7 +34,7 @@ def run_restripe(options: argparse.Namespace) -> int:
         make_folders(folders)
         weights = choose_weights(options.to)
         plan = plan_move(container.manifest, weights.values, **place)
-        warnings = shared_drive_warnings(folders, plan.manifest.layout)
+        warnings = [*weights.warnings, *shared_drive_warnings(folders, plan.manifest.layout)]
         with reporter("moving", moved_bytes(plan.manifest), sys.stderr) as progress:
             for note in (*weights.notes(), *(f"warning: {text}" for text in (*container.warnings, *warnings))):
                 progress.note(note)

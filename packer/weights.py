@@ -11,7 +11,7 @@ from pathlib import Path
 from colibri.core.container import ContainerError
 from colibri.core.container_survey import read_manifest
 from colibri.packer.arguments import Drive
-from colibri.packer.bandwidth import DriveRate, measure, weights_of
+from colibri.packer.bandwidth import DriveRate, NoRoomError, measure, weights_of
 from colibri.packer.folders import by_file_system, require_empty
 from colibri.packer.journal import journal_weights
 
@@ -20,10 +20,11 @@ Measure = Callable[[Sequence[Path]], list[DriveRate]]
 
 @dataclass(frozen=True)
 class Weights:
-    """The drives' weights, the primary first, and what was measured to get them, if anything was."""
+    """The drives' weights, the primary first, what was measured to get them, and why nothing could be."""
 
     values: list[int]
     rates: list[DriveRate] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def notes(self) -> list[str]:
         """Return lines for people: what was measured."""
@@ -40,8 +41,9 @@ def given_weights(drives: Sequence[Drive]) -> list[int] | None:
 def choose_weights(drives: Sequence[Drive], measure: Measure = measure) -> Weights:
     """Decide the weights of a container to be made in the drives' folders, which exist.
 
-    Measures only where no weight is given, nothing is gone on with, and the folders lie on several file systems. Raises
-    FolderError for folders that are in use otherwise, DriveError, CoreError.
+    Measures only where no weight is given, nothing is gone on with, and the folders lie on several file systems;
+    where there is no room to measure, the weights are equal. Raises FolderError for folders that are in use otherwise,
+    DriveError, CoreError.
     """
     given = given_weights(drives)
     if given is not None:
@@ -53,7 +55,10 @@ def choose_weights(drives: Sequence[Drive], measure: Measure = measure) -> Weigh
     if len(by_file_system(folders)) == 1:
         return Weights([1] * len(folders))
     require_empty(folders)
-    rates = measure(folders)
+    try:
+        rates = measure(folders)
+    except NoRoomError as error:  # whether the container itself has room is for the pack to say
+        return Weights([1] * len(folders), warnings=[f"{error}: the drives get equal shares"])
     return Weights(weights_of(rates), rates)
 
 

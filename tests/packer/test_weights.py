@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from colibri.packer import cli, weights
 from colibri.packer.arguments import Drive
-from colibri.packer.bandwidth import FILE_BYTES, DriveRate, measure, weights_of
+from colibri.packer.bandwidth import FILE_BYTES, DriveRate, NoRoomError, measure, weights_of
 from colibri.packer.disk import Disk, DriveError
 from colibri.packer.errors import FolderError
 from colibri.packer.weights import choose_weights
@@ -162,8 +163,28 @@ def test_a_drive_without_room_is_named(two_drives: list[Path]) -> None:
         def free_bytes(self, folder: Path) -> int:
             return 0 if folder == two_drives[1] else super().free_bytes(folder)
 
-    with pytest.raises(DriveError, match=f"{two_drives[1]}: too little room to measure"):
+    with pytest.raises(NoRoomError, match=f"{two_drives[1]} has 0 B free, too little to measure .* takes 16.0 MiB"):
         measure(two_drives, disk=Full(), probe=FakeDrives(False))
+
+
+def test_without_room_to_measure_the_weights_are_equal_and_it_is_said(
+    source: Path, two_drives: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (two_drives[1] / "mine").write_bytes(bytes(40 << 20))  # of 48 MiB
+    words = [str(source), "--out", str(two_drives[0]), "--stripe", str(two_drives[1]), "--json"]
+    assert cli.main(words) == 0
+    packed = json.loads(capsys.readouterr().out)
+    assert [stripe["weight"] for stripe in packed["layout"]["stripes"]] == [1, 1]
+    (warning,) = packed["drive_warnings"]
+    assert re.match(rf"{two_drives[1]} has 8.0 MiB free, too little to measure .*: the drives get equal", warning)
+
+
+def test_what_is_too_full_for_the_container_too_says_what_is_needed(
+    source: Path, two_drives: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colibri.packer.disk.Disk.free_bytes", lambda *_: 4096)
+    assert cli.main([str(source), "--out", str(two_drives[0]), "--stripe", str(two_drives[1])]) == 74
+    assert "MiB more, the file system has 0.0 MiB left" in capsys.readouterr().err
 
 
 # ---- when they are measured ----------------------------------------------------------------------------------------
