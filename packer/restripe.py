@@ -27,7 +27,7 @@ from colibri.packer.finish import sign, small_files
 from colibri.packer.folders import lock_folders, make_folders
 from colibri.packer.interrupt import held
 from colibri.packer.journal import NO_REPORT, Done, DoneDense, DoneRecord, journal_exists
-from colibri.packer.layout import place_experts
+from colibri.packer.layout import LayoutError, place_experts
 from colibri.packer.making import Making, remove_journal
 from colibri.packer.outputs import Outputs
 from colibri.packer.plan import created_by
@@ -53,9 +53,22 @@ class MovePlan:
 
 
 def plan_move(
-    old: manifest_pb2.Manifest, weights: Sequence[int], *, mirror: bool = False, min_extent_bytes: int | None = None
+    old: manifest_pb2.Manifest,
+    weights: Sequence[int],
+    *,
+    mirror: bool | None = None,
+    min_extent_bytes: int | None = None,
 ) -> MovePlan:
-    """Plan a move onto len(weights) drives, the primary first. Raises LayoutError for drives that cannot be."""
+    """Plan a move onto len(weights) drives, the primary first; what is None is as the old container has it.
+
+    Raises LayoutError for drives that cannot be, such as a single one for a container with mirrors.
+    """
+    if mirror is None:
+        mirror = any(stripe.mirrored for stripe in old.layout.stripes)
+        if mirror and len(weights) == 1:
+            raise LayoutError(
+                "the container has mirrors, which one folder has no place for: a second --to, or --no-mirror"
+            )
     manifest = manifest_pb2.Manifest()
     manifest.CopyFrom(old)
     manifest.ClearField("layout")

@@ -1,6 +1,7 @@
 """A moved container is what a fresh pack onto the new drives would be, whatever interrupts the move."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -269,3 +270,22 @@ def test_the_command_moves_and_says_what_to_do_with_the_old_one(
         assert layout.min_extent_bytes == 4096
     assert cli.main([*words, "--to", f"{tmp_path}/c", "--mirror"]) == 2
     assert "a mirror needs a second drive" in capsys.readouterr().err
+
+
+def test_mirrors_are_kept_unless_they_are_left_out(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack_folder(source, [tmp_path / "m", tmp_path / "n"], mirror=True)
+    words = ["restripe", str(tmp_path / "m"), "--stripe", str(tmp_path / "n"), "--json", "--to"]
+
+    def mirrored() -> list[bool]:
+        return [stripe.get("mirrored", False) for stripe in json.loads(capsys.readouterr().out)["layout"]["stripes"]]
+
+    assert cli.main([*words, f"{tmp_path}/a", "--to", f"{tmp_path}/b"]) == 0
+    assert mirrored() == [True, True]
+    assert cli.main([*words, f"{tmp_path}/c", "--to", f"{tmp_path}/d", "--no-mirror"]) == 0
+    assert mirrored() == [False, False]
+    assert cli.main([*words, f"{tmp_path}/e"]) == 2
+    assert "the container has mirrors" in capsys.readouterr().err
+    assert not (tmp_path / "e").exists()
+    assert cli.main([*words, f"{tmp_path}/e", "--no-mirror"]) == 0
