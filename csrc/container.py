@@ -40,7 +40,7 @@ class Container:
     def __init__(self, survey: Survey, folders: ContainerFolders) -> None:
         """Take over the locks of the folders. Raises ContainerError with the first fault that the survey found."""
         if survey.faults:
-            raise ContainerError(survey.faults[0])
+            raise ContainerError(survey.refusal)
         assert survey.extent_crcs is not None
         assert survey.record_digests is not None
         self.manifest = survey.manifest

@@ -49,12 +49,15 @@ class StripeFiles:
         self.faults: list[str] = []
         self.warnings: list[str] = []
         self._manifest = manifest
+        self._folders = folders
         self._primary = folders[0]
+        self.missing: list[int] = []  # the stripes of which there is neither a file nor a mirror
         count = len(manifest.layout.stripes)
         self.stripes: list[Path | None] = [None] * count
         self.mirrors: list[Path | None] = [None] * count
         self._used: set[Path] = set()
         self._damaged: list[str] = []
+        self._blamed: set[int] = set()  # stripes, by their file's name, whose file a fault speaks of already
         for folder in folders:
             with self._noting():
                 self._look_into(folder)
@@ -91,15 +94,20 @@ class StripeFiles:
         if len(names) > 1:
             raise ContainerError(f"{folder} holds more than one stripe file: {', '.join(names)}")
         if names:
-            self._add_stripe(folder / names[0])
+            number = int(next(match[2] for match in found if match[0] == names[0]))
+            self._add_stripe(folder / names[0], number)
 
-    def _add_stripe(self, path: Path) -> None:
+    def _add_stripe(self, path: Path, named: int) -> None:
         try:
             number = check_stripe_file(path, self._manifest)
         except DamagedStripeError as error:
             self._damaged.append(str(error))
             self._used.add(path.parent)
+            self._blamed.add(named)
             return
+        except ContainerError:
+            self._blamed.add(named)
+            raise
         other = self.stripes[number]
         if other is not None:
             raise ContainerError(f"stripe {number} stands twice: {other} and {path}")
@@ -139,9 +147,12 @@ class StripeFiles:
         if replaced:
             for number in lost:
                 self.warnings.append(f"stripe {number} is lost: its mirror {self.mirrors[number]} stands in for it")
+        elif lost:
+            # Folders without a stripe are the same fault seen from its other side: they are not named beside it.
+            self.missing = [n for n in lost if not self.mirrors[n] and n not in self._blamed]
+            self.faults += [self.why_missing([number]) for number in self.missing]
+            return
         with self._noting():
-            if lost and not replaced:
-                self._refuse_lost([number for number in lost if not self.mirrors[number]], folders)
             empty = [str(folder) for folder in folders if folder not in self._used]
             if empty:
                 verb = "holds" if len(empty) == 1 else "hold"
@@ -153,12 +164,12 @@ class StripeFiles:
             if first is not None and first.parent != self._primary:
                 raise ContainerError(f"{first}: stripe 0 belongs beside the manifest, in {self._primary}")
 
-    def _refuse_lost(self, lost: list[int], folders: Sequence[Path]) -> None:
-        places = ", ".join(str(folder) for folder in folders)
-        noun, verb = ("stripe", "is") if len(lost) == 1 else ("stripes", "are")
-        raise ContainerError(
-            f"{noun} {', '.join(map(str, lost))} of {len(self.stripes)} {verb} missing: no usable "
-            f"{', '.join(map(stripe_name, lost))} in the folders given ({places})"
+    def why_missing(self, numbers: Sequence[int]) -> str:
+        """Return the fault of stripes that are nowhere in the folders."""
+        noun, verb = ("stripe", "is") if len(numbers) == 1 else ("stripes", "are")
+        return (
+            f"{noun} {', '.join(map(str, numbers))} of {len(self.stripes)} {verb} missing: no usable "
+            f"{', '.join(map(stripe_name, numbers))} in the folders given ({', '.join(map(str, self._folders))})"
         )
 
 

@@ -62,6 +62,14 @@ class Survey:
         self.stripe_paths = [self.files.readable(number) for number in numbers]
         self.mirror_paths = [self.files.spare(number) for number in numbers]
 
+    @property
+    def refusal(self) -> str:
+        """The first fault, for who does not go on; stripes that are missing are named together."""
+        missing = self.files.missing
+        if missing and self.faults[0] == self.files.why_missing(missing[:1]):
+            return self.files.why_missing(missing)
+        return self.faults[0]
+
     @contextmanager
     def _noting(self) -> Iterator[None]:
         try:

@@ -120,3 +120,13 @@ def test_a_container_that_is_being_written_is_not_verified(folders: list[Path]) 
     with pytest.raises(ContainerError, match="is being written by another process"):
         faults(folders)
     lock.close()
+
+
+def test_a_cut_stripe_is_one_fault_and_two_missing_ones_are_two(folders: list[Path]) -> None:
+    os.truncate(folders[1] / "stripe-001.colibri", 5000)
+    (found,) = faults(folders)
+    assert "stripe-001.colibri: is cut short" in found
+    (folders[0] / "stripe-000.colibri").unlink()
+    (folders[1] / "stripe-001.colibri").unlink()
+    missing = faults(folders)
+    assert [text.split(":")[0] for text in missing] == [f"stripe {number} of 2 is missing" for number in (0, 1)]
