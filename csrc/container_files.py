@@ -51,7 +51,7 @@ def opened(path: Path) -> Iterator[tuple[int, int]]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise ContainerError(f"{path} cannot be opened: {why_unreachable(path, error)}") from error
+        raise ContainerError(f"{path} cannot be opened: {why_unreachable(path, error, file=True)}") from error
     try:
         with naming(path):
             if not os.path.isfile(path):

@@ -15,41 +15,54 @@ LOCK_NAME = "LOCK"
 _HOMES = ("/home", "/root", "/run/user")
 
 
-def why_unreachable(path: Path, error: OSError, *, named: Path | None = None) -> str:
+def why_unreachable(path: Path, error: OSError, *, named: Path | None = None, file: bool = False) -> str:
     """Return the reason for which `path` could not be opened, naming the first component that fails.
 
     The caller's text names `named` (or else `path`) already: where that very path is what fails, it is not said again.
+    `file`: path is of a file in a container's folder; one that is gone from among others is no sign of a drive that is
+    not mounted.
     """
     absolute = Path(os.path.abspath(path))
     said = absolute if named is None else Path(os.path.abspath(named))
-    part, why = _first_failure(absolute, error)
+    part, why = _first_failure(absolute, error, file)
     return why if part == said else f"{part}: {why}"
 
 
-def _first_failure(absolute: Path, error: OSError) -> tuple[Path, str]:
+def _first_failure(absolute: Path, error: OSError, file: bool) -> tuple[Path, str]:
     for part in [*reversed(absolute.parents), absolute]:
         try:
             status = part.stat()
         except OSError as found:
-            return part, f"{_strerror(found)}{_hint(part, found)}"
+            gone = found.errno == errno.ENOENT
+            hidden = gone and not (file and part == absolute and not looks_unmounted(part.parent))
+            return part, f"{_strerror(found)}{_hint(part, found, hidden)}"
         if part != absolute and not stat.S_ISDIR(status.st_mode):
             return part, "is no folder"
         if part != absolute and not os.access(part, os.X_OK, effective_ids=True):
             owner = f"mode {stat.S_IMODE(status.st_mode):04o}, owner uid {status.st_uid}"
             denied = OSError(errno.EACCES, os.strerror(errno.EACCES))
-            return part, f"may not be entered by uid {os.geteuid()} ({owner}){_hint(part, denied)}"
-    return absolute, f"{_strerror(error)}{_hint(absolute, error)}"
+            return part, f"may not be entered by uid {os.geteuid()} ({owner}){_hint(part, denied, False)}"
+    hidden = error.errno == errno.ENOENT and looks_unmounted(absolute)
+    return absolute, f"{_strerror(error)}{_hint(absolute, error, hidden)}"
 
 
 def _strerror(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _hint(path: Path, error: OSError) -> str:
+def looks_unmounted(folder: Path) -> bool:
+    """Whether a container's folder is missing or empty, as where its drive is not mounted. LOCK counts as nothing."""
+    try:
+        return not set(os.listdir(folder)) - {LOCK_NAME, "lost+found"}
+    except OSError as error:
+        return error.errno == errno.ENOENT
+
+
+def _hint(path: Path, error: OSError, hidden: bool) -> str:
     under_home = any(path.is_relative_to(home) for home in _HOMES)
     if error.errno in (errno.EACCES, errno.EPERM, errno.ENOENT) and under_home and "INVOCATION_ID" in os.environ:
         return "; systemd's ProtectHome= may hide it from this service"
-    if error.errno == errno.ENOENT:
+    if hidden:
         return "; is the drive mounted?"
     if error.errno == errno.EROFS and "INVOCATION_ID" in os.environ:
         return "; systemd's ReadWritePaths= may have to name it"

@@ -13,6 +13,7 @@ from colibri.core.container import DENSE_NAME, MANIFEST_NAME, ContainerError, st
 from colibri.core.container_check import stored_tensors
 from colibri.core.container_files import ALIGN, StripeHeader, dense_metadata, pack_safetensors_header
 from colibri.core.container_stripes import mirror_folder, mirror_name
+from colibri.core.paths import looks_unmounted
 from colibri.packer.disk import Disk, DriveError, OutputFile, reaching
 from colibri.packer.errors import FolderError
 from colibri.packer.target import Target
@@ -145,7 +146,8 @@ class Outputs:
         partial = final.with_name(final.name + PARTIAL)
         path = partial if partial.exists() else final  # killed between the renames: it has its final name already
         if not path.exists():
-            raise DriveError(f"{partial} is gone, the journal of this pack needs it: is the drive mounted?")
+            hint = ": is the drive mounted?" if looks_unmounted(partial.parent) else ""
+            raise DriveError(f"{partial} is gone, the journal of this pack needs it{hint}")
         file = self._disk.open_output(path)
         if path == partial:
             self._final[file] = final

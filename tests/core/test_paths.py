@@ -53,3 +53,15 @@ def test_under_systemd_the_likely_setting_is_named(monkeypatch: pytest.MonkeyPat
     assert "ProtectHome" not in why_unreachable(path, OSError())
     monkeypatch.setenv("INVOCATION_ID", "1")
     assert "ProtectHome=" in why_unreachable(path, OSError())
+
+
+def test_a_file_that_is_gone_from_among_others_is_no_sign_of_an_unmounted_drive(tmp_path: Path) -> None:
+    gone, error = tmp_path / "a", FileNotFoundError(2, "No such file or directory")
+    (tmp_path / "LOCK").touch()
+    assert why_unreachable(gone, error, file=True).endswith("; is the drive mounted?")
+    assert why_unreachable(tmp_path / "no" / "a", error, file=True).endswith(
+        "/no: No such file or directory; is the drive mounted?"
+    )
+    (tmp_path / "b").touch()
+    assert why_unreachable(gone, error, file=True) == "No such file or directory"
+    assert why_unreachable(gone, error).endswith("; is the drive mounted?")  # a folder
