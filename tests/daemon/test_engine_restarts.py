@@ -250,11 +250,14 @@ class TestRestarts:
         bench.start()
         view = bench.engine.session("alpha")
         assert view.state is SessionState.CORRUPT
-        for expected in (None, view.position + 1):
+        (kept,) = (bench.root / "quarantine").glob("*tokens.log")
+        assert f"{view.position} tokens are readable, the damaged file is kept as {kept}" in view.degraded
+        for expected, named in ((None, True), (view.position + 1, True), (view.position, False)):
             with pytest.raises(errors.SessionCorruptError) as caught:
-                bench.submit([1], "alpha", expected_position=expected)
+                bench.submit([1], "alpha", expected_position=expected, position_named=named)
             assert caught.value.metadata["position"] == str(view.position)
         tokens = bench.engine.session_tokens("alpha")
         assert tokens == history[: view.position]
         assert bench.run([2], "alpha", expected_position=view.position) == answer(tokens, [2])
-        assert bench.engine.session("alpha").state is SessionState.LIVE
+        view = bench.engine.session("alpha")
+        assert (view.state, view.degraded) == (SessionState.LIVE, "")
