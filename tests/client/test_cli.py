@@ -320,6 +320,9 @@ def test_sessions_are_listed_shown_and_removed(tmp_path: Path) -> None:
         assert json.loads((await colibri(daemon, "sessions", "show", "alpha", "--json")).out)["disk_bytes"] == 5 << 20
         assert (await colibri(daemon, "sessions", "rm", "alpha", "sessions/beta")).code == 0
         assert list(daemon.sessions) == ["sessions/gamma"]
+        daemon.sessions["sessions/twice"] = types_pb2.Session(name="sessions/twice")
+        twice = await colibri(daemon, "sessions", "rm", "twice", "sessions/twice")
+        assert (twice.code, twice.err) == (0, "")
         missing = await colibri(daemon, "sessions", "rm", "alpha")
         assert missing.code == 1
         assert "sessions/alpha does not exist (NOT_FOUND/SESSION_NOT_FOUND: session=sessions/alpha)" in missing.err
@@ -445,7 +448,10 @@ def test_exit_codes_of_a_daemon_that_is_not_there_or_goes_away(tmp_path: Path) -
         daemon.script = dying
         lost = await colibri(daemon, "chat", "--message", "x")
         assert (lost.code, lost.out) == (69, "a\n")
-        assert "the connection broke" in lost.err
+        assert "the connection to the daemon broke in the middle of the answer" in lost.err
+        assert "a session can go on" in lost.err
+        assert "recvmsg" not in lost.err
+        assert "Stream removed" not in lost.err
 
     run(tmp_path, body)
 
@@ -471,5 +477,53 @@ def test_an_answer_that_failed_shows_what_there_is_and_why(tmp_path: Path) -> No
         result = await colibri(daemon, "chat", "--message", "x")
         assert (result.code, result.out) == (1, "a\n")
         assert "colibri: layer 1 expert 3 (DATA_LOSS/EXPERT_CHECKSUM)" in result.err
+
+    run(tmp_path, body)
+
+
+def test_a_damaged_session_goes_on_only_when_the_loss_is_accepted(tmp_path: Path) -> None:
+    async def body(daemon: FakeDaemon) -> None:
+        reason = "a record is damaged; the damaged file is kept as /state/quarantine/x-tokens.log"
+        corrupt = types_pb2.Session(name="sessions/alpha", state=types_pb2.Session.STATE_CORRUPT, degraded=reason)
+        corrupt.position = 12
+        daemon.sessions[corrupt.name] = corrupt
+        assert "CORRUPT" in (await colibri(daemon, "sessions", "list")).out
+        shown = (await colibri(daemon, "sessions", "show", "alpha")).out
+        assert "state:             CORRUPT\n" in shown
+        assert f"damage:            {reason}" in shown
+        for flags, lines in ((["--message", "x"], ""), ([], "x\n")):
+            refused = await colibri(daemon, "chat", "--session", "alpha", *flags, stdin=lines)
+            assert (refused.code, refused.out) == (1, "")
+            for part in ("session alpha is damaged", "positions 0 to 11 are left", reason, "--accept-loss"):
+                assert part in refused.err
+        assert daemon.requests == [], "nothing was asked of the daemon that acknowledges the loss"
+        taken = await colibri(daemon, "chat", "--session", "alpha", "--accept-loss", "--message", "x")
+        assert (taken.code, taken.out) == (0, ANSWER)
+        assert daemon.requests[0].expected_position == 12
+        senseless = await colibri(daemon, "chat", "--accept-loss", "--message", "x")
+        assert senseless.code == 2
+        assert "--accept-loss needs --session" in senseless.err
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--max-tokens", "-3"), "--max-tokens -3 is not between 1 and 4294967295"),
+        (("--max-tokens", "0"), "--max-tokens 0 is not between 1 and 4294967295"),
+        (("--top-k", "-1"), "--top-k -1 is not between 0 and 4294967295"),
+        (("--session", "abc"), "'abc' cannot name a session: 4 to 63 characters are needed"),
+        (("--session", "My_Chat"), "lower-case letters, digits and hyphens, a letter first"),
+    ],
+)
+def test_what_no_daemon_would_take_is_refused_before_it_is_asked(
+    tmp_path: Path, flags: tuple[str, ...], said: str
+) -> None:
+    async def body(daemon: FakeDaemon) -> None:
+        refused = await colibri(daemon, "chat", "--message", "x", *flags)
+        assert refused.code == 2
+        assert said in refused.err
+        assert daemon.requests == []
 
     run(tmp_path, body)
