@@ -50,7 +50,7 @@ def _failed(name: str, error: opening.StartError) -> Finding:
 
 def run_checks(config: Config) -> list[Finding]:
     """All findings, in the order in which the daemon would meet them."""
-    findings = [_state(config), _socket(config)]
+    findings = [_state(config), _socket(config), *_trace(config)]
     try:
         container = opening.open_the_container(config)
     except opening.StartError as error:
@@ -129,6 +129,15 @@ def _socket(config: Config) -> Finding:
     except OSError as error:
         return Finding("listen", False, f"socket {path}: {error.filename}: {error.strerror}")
     return Finding("listen", True, f"socket {path}: its folder {_usable(path.parent, existing)}")
+
+
+def _trace(config: Config) -> list[Finding]:
+    """The folder of the recording, if one is wanted, is there and can be written."""
+    if config.trace is None:
+        return []
+    problem = _unwritable(config.trace.absolute().parent, config.trace)
+    detail = f"trace {config.trace}: {problem}" if problem else f"{config.trace}: its folder is writable"
+    return [Finding("trace", not problem, detail)]
 
 
 def _probe(lock: Path) -> None:
