@@ -300,6 +300,14 @@ typedef struct cl_model_stats {
     uint64_t prefills_free;
     uint32_t direct_active; /* 1 while all stripes are read with O_DIRECT */
     uint32_t threads;
+    /* Experts of the next layer that decoding guessed, and what came of it; recall is right / predicted. */
+    uint64_t lookahead_predicted, lookahead_right;
+    uint64_t lookahead_loads, lookahead_bytes; /* of those, read before the router had chosen */
+    uint64_t lookahead_wasted_bytes;           /* ... and then not chosen */
+    uint64_t lookahead_late;                   /* ... or chosen while the read was still under way */
+    uint64_t lookahead_saved_us; /* estimate: right reads, each at the average stall of an expert, at most its lead */
+    uint64_t lookahead_us;       /* spent on guessing by the threads that compute */
+    uint32_t lookahead_active;   /* 1: on, or auto and better than off when it was last tried */
     uint64_t prefill_wasted_bytes; /* of expert_bytes: read before the router had chosen, and then not chosen */
     uint64_t buffered_stripes; /* bit i: stripe i, one of the first 64, is read through the page cache */
 } cl_model_stats;

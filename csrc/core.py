@@ -77,6 +77,15 @@ class ModelStats:
     prefill_tokens: int
     compute_us: int
     wait_us: int
+    lookahead_predicted: int
+    lookahead_right: int
+    lookahead_loads: int
+    lookahead_bytes: int
+    lookahead_wasted_bytes: int
+    lookahead_late: int
+    lookahead_saved_us: int
+    lookahead_us: int
+    lookahead_active: int
     prefill_wasted_bytes: int
     kv_pages_free: int
     prefills_free: int
