@@ -173,6 +173,11 @@ class Config:
     pass_tokens: int = _key(_integer(1, 2**20), "longest piece of a prompt that is worked on at once", 512)
     max_sequences: int = _key(_integer(1, 1024), "generations that decode at the same time", 8)
     threads: int = _key(_integer(0, 1024), "compute threads; 0: one per core", 0)
+    lookahead: str = _key(
+        _choice("auto", "on", "off"),
+        "experts read before their router has chosen: auto (decoding only where it is measured to win), on, off",
+        "auto",
+    )
     io_backend: str = _key(
         _choice("auto", "io_uring", "threads"),
         "how experts are read: auto (io_uring where the kernel allows it), io_uring, threads",

@@ -191,6 +191,7 @@ def model_options(config: Config, sizes: Sizes, slots: int, banned: tuple[int, .
         activation=config.activation,  # type: ignore[arg-type]
         isa=config.isa,
         threads=config.threads,
+        lookahead=config.lookahead,  # type: ignore[arg-type]
         io_backend=config.io_backend,  # type: ignore[arg-type]
         io_depth=config.io_depth,
         io_threads=config.io_threads,

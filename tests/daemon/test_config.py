@@ -24,6 +24,7 @@ OTHER: dict[str, tuple[str, str, Any]] = {
     "pass_tokens": ("64", "64", 64),
     "max_sequences": ("3", "3", 3),
     "threads": ("2", "2", 2),
+    "lookahead": ('"off"', "off", "off"),
     "io_backend": ('"threads"', "threads", "threads"),
     "io_depth": ("9", "9", 9),
     "io_threads": ("3", "3", 3),
