@@ -33,9 +33,6 @@ log = logging.getLogger("colibri.daemon.engine")
 class Upkeep(Protocol):
     """Work on the model beside the generations, on the engine's thread. What it raises is logged and ends it."""
 
-    def begin(self) -> None:
-        """Before the first step."""
-
     def stepped(self) -> None:
         """After each step; takes next to no time."""
 
@@ -49,9 +46,6 @@ class Upkeep(Protocol):
 
 class NoUpkeep:
     """Nothing to do."""
-
-    def begin(self) -> None:
-        pass
 
     def stepped(self) -> None:
         pass
@@ -161,7 +155,6 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            self._tend(self._upkeep.begin)
             while self._once():
                 pass
             self.sequences.save_all()
