@@ -58,6 +58,9 @@ _POLL_SECONDS = 0.2
 EX_OK, EX_FAILED, EX_USAGE, EX_UNAVAILABLE, EX_TEMPFAIL, EX_CONFIG, EX_INTERRUPTED = 0, 1, 2, 69, 75, 78, 130
 
 
+_WATCH_STATS = "AdminService.WatchStats"  # a capability that older daemons do not have
+
+
 class NotServingError(ColibriError):
     """The time of --wait is over."""
 
@@ -274,10 +277,12 @@ async def _status(client: Client, arguments: argparse.Namespace) -> None:
     if arguments.wait is not None:
         await _wait(client, arguments.wait)
     info, state = await client.server_info(), await client.state()
+    stats = await client.stats() if _WATCH_STATS in info.capabilities else None
     if arguments.json:
-        _print_json({"address": client.address, "state": state, **plain(info)})
+        now = {"stats": plain(stats)} if stats is not None else {}
+        _print_json({"address": client.address, "state": state, **plain(info), **now})
     else:
-        print(display.status_lines(client.address, state, info))
+        print(display.status_lines(client.address, state, info, stats))
 
 
 async def _wait(client: Client, seconds: float) -> None:

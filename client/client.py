@@ -6,8 +6,10 @@ watches the daemon's heartbeats instead. Every failed call becomes a ServiceErro
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -18,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from colibri.client import address as addresses
 from colibri.client import options
-from colibri.client.errors import UnavailableError, from_rpc_error
+from colibri.client.errors import ProtocolError, UnavailableError, from_rpc_error
 from colibri.client.stream import GenerationStream
 from colibri.v1 import (
     admin_service_pb2,
@@ -233,6 +235,28 @@ class Client:
         """Static facts about the daemon and its model."""
         request = admin_service_pb2.GetServerInfoRequest()
         return await self.call(admin_service_pb2.GetServerInfoResponse, self._admin.GetServerInfo, request)
+
+    async def watch_stats(
+        self, interval: float = 1.0, *, expert_heat: bool = False
+    ) -> AsyncGenerator[admin_service_pb2.Stats, None]:
+        """A snapshot at once and then one every `interval` seconds, until the daemon has drained or the caller closes
+        the iterator. Raises InvalidArgumentError for an interval that the daemon does not allow."""
+        request = admin_service_pb2.WatchStatsRequest(interval=options.duration(interval), expert_heat=expert_heat)
+        call = self._admin.WatchStats(request)
+        try:
+            async for stats in call:
+                yield stats
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            call.cancel()
+
+    async def stats(self) -> admin_service_pb2.Stats:
+        """How the daemon is at this moment: work, memory, drives."""
+        async with asyncio.timeout(self.timeout), contextlib.aclosing(self.watch_stats()) as snapshots:
+            async for stats in snapshots:
+                return stats
+        raise ProtocolError("the daemon ended a watch without a snapshot")
 
     async def state(self) -> str:
         """serving, loading or draining. Raises UnavailableError if the daemon cannot be reached."""

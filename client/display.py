@@ -128,11 +128,16 @@ def session_lines(session: types_pb2.Session) -> str:
     return _rows(rows)
 
 
-def status_lines(address: str, state: str, info: admin_service_pb2.GetServerInfoResponse) -> str:
-    """The daemon's state and facts, one `name: value` per line."""
+def status_lines(
+    address: str,
+    state: str,
+    info: admin_service_pb2.GetServerInfoResponse,
+    stats: admin_service_pb2.Stats | None = None,
+) -> str:
+    """The daemon's state and facts, one `name: value` per line; with `stats` its work, memory and drives too."""
     rows = [
         ("address", address),
-        ("state", state),
+        ("state", f"{state}, degraded" if info.degraded else state),
         ("version", info.version),
         ("model", f"{info.model} ({info.architecture})" if info.architecture else info.model),
         ("content id", info.content_id),
@@ -141,9 +146,36 @@ def status_lines(address: str, state: str, info: admin_service_pb2.GetServerInfo
         ("chat", info.chat_renderer or "no chat template"),
         ("capabilities", ", ".join(info.capabilities)),
         ("boot id", info.boot_id),
+        *(_stats_rows(stats) if stats is not None else []),
         ("degraded", "; ".join(info.degraded)),
     ]
     return _rows(rows)
+
+
+def _stats_rows(stats: admin_service_pb2.Stats) -> list[tuple[str, str]]:
+    speed = f", {stats.decode_tokens_per_second:.1f} tok/s" if stats.running else ""
+    uses = stats.expert_hits + stats.expert_loads
+    hits = f", {stats.expert_hit_ratio:.1%} of {uses} uses found there" if uses else ""
+    return [
+        ("work", f"{stats.running} running, {stats.queued} queued{speed}"),
+        ("memory", f"{show_bytes(stats.resident_bytes)} in use, {show_bytes(stats.planned_bytes)} planned"),
+        ("experts", f"{stats.expert_slots} of {stats.experts} in memory{hits}" if stats.experts else ""),
+        ("sessions", f"{show_bytes(stats.session_bytes)} on disk" if stats.session_bytes else ""),
+        *((f"drive {drive.stripe}", drive_line(drive)) for drive in stats.devices),
+    ]
+
+
+def drive_line(drive: admin_service_pb2.Device) -> str:
+    """One drive: where, how it is, how it reads, and what went wrong."""
+    state = admin_service_pb2.Device.State.Name(drive.state).removeprefix("STATE_").lower()
+    how = [drive.backend, "O_DIRECT" if drive.direct else "page cache", "mirrored" if drive.has_mirror else ""]
+    numbers = [f"{show_bytes(drive.read_bytes)} read", f"{drive.read_mib_per_second:.1f} MiB/s"]
+    if drive.reads:
+        numbers.append(f"p99 {drive.latency_ms_p99:.1f} ms")
+    counts = ((drive.errors, "errors"), (drive.checksum_errors, "wrong checksums"), (drive.retries, "retries"))
+    numbers += [f"{count} {what}" for count, what in (*counts, (drive.mirror_reads, "mirror reads")) if count]
+    notes = "".join(f"; {text}" for text in (drive.note, drive.last_error) if text)
+    return f"{drive.path}: {state}, {', '.join(filter(None, how))}; {', '.join(numbers)}{notes}"
 
 
 def _rows(rows: list[tuple[str, str]]) -> str:

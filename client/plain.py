@@ -16,7 +16,7 @@ from colibri.client.events import seconds
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """Every scalar, list and map of a message by name, submessages only where they are set.
+    """Every scalar, list and map of a message by name, submessages only where they are set; bytes are lists of numbers.
 
     64-bit numbers but a seed stay numbers (the protobuf JSON form writes all of them as text), enums are their names, a
     Duration is seconds, a Timestamp is RFC 3339 text.
@@ -45,6 +45,8 @@ def _one(field: Any, value: Any) -> Any:
         return str(value)
     if field.type == field.TYPE_FLOAT:
         return _shortest(value)
+    if isinstance(value, bytes):
+        return list(value)
     if isinstance(value, Duration):
         return seconds(value)
     if isinstance(value, Timestamp):

@@ -14,7 +14,8 @@
 #define CL_DEFAULT_THREADS 4
 #define CL_DEFAULT_DEPTH 4
 #define CL_LEAST_REQUEST (256u << 10) /* extents are cut into requests, as many as the drive takes at once, but */
-#define CL_MOST_REQUEST (1u << 20)    /* neither smaller nor larger than this */
+#define CL_MOST_REQUEST (2u << 20)    /* neither smaller nor larger than this */
+#define CL_MOST_IDLE_REQUEST (512u << 10) /* of reads that others may have to wait for */
 #define CL_BAD_CHECKSUM (-1)        /* beside errno values */
 #define CL_MOST_INTERRUPTIONS 1000  /* of one request, EINTR and EAGAIN, before they count as a failure */
 

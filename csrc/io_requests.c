@@ -49,15 +49,16 @@ static void begin_attempt(cl_drive *d, cl_task *task, cl_attempt attempt) {
 }
 
 /* As many pieces as the drive takes at once, so that one expert alone keeps it busy; pieces have a price, too. */
-static uint64_t request_bytes(const cl_drive *d, uint64_t extent_bytes) {
-    uint64_t bytes = extent_bytes / d->depth;
+static uint64_t request_bytes(const cl_drive *d, const cl_task *task) {
+    uint64_t bytes = task->extent->bytes / d->depth;
+    uint64_t most = task->priority == CL_READ_IDLE ? CL_MOST_IDLE_REQUEST : CL_MOST_REQUEST;
     if (bytes < CL_LEAST_REQUEST) bytes = CL_LEAST_REQUEST;
-    if (bytes > CL_MOST_REQUEST) bytes = CL_MOST_REQUEST;
+    if (bytes > most) bytes = most;
     return (bytes + CL_ALIGN - 1) & ~(uint64_t)(CL_ALIGN - 1);
 }
 
 void cl_requests_queue(cl_drive *d, cl_task *task) {
-    task->request_bytes = request_bytes(d, task->extent->bytes);
+    task->request_bytes = request_bytes(d, task);
     begin_attempt(d, task, CL_TRY_FIRST);
 }
 

@@ -31,8 +31,10 @@ typedef struct ring_state {
     uint64_t memory_bytes;
     cl_request *slots;   /* [depth] in the ring, or free */
     uint32_t *free;      /* [n_free] numbers of free slots */
-    cl_request *arrived; /* [n_arrived] complete, not yet checked */
-    uint32_t n_free, n_arrived;
+    uint32_t n_free;
+    cl_request *arrived; /* [2 * depth] complete and not yet checked: n_arrived from first_arrived on, round the end */
+    uint32_t first_arrived, n_arrived;
+    uint32_t n_new; /* the last of them, of which the drive does not know yet */
 } ring_state;
 
 static void list_fds(const cl_drive *d, int fds[CL_DRIVE_FILES]) {
@@ -89,7 +91,8 @@ static void collect(cl_drive *d) {
         } else if (!cl_requests_advance(&s->slots[slot], result)) {
             prepare_read(d, (uint32_t)slot);
         } else {
-            s->arrived[s->n_arrived++] = s->slots[slot];
+            s->arrived[(s->first_arrived + s->n_arrived++) % (2 * d->depth)] = s->slots[slot];
+            s->n_new++;
             s->free[s->n_free++] = (uint32_t)slot;
         }
     }
@@ -100,22 +103,30 @@ static int take_work(cl_drive *d) {
     ring_state *s = d->state;
     pthread_mutex_lock(&d->mutex);
     s->woken = 0;
-    for (uint32_t i = 0; i < s->n_arrived; i++) cl_requests_arrived(d, &s->arrived[i]);
-    while (s->n_free && cl_requests_next(d, &s->slots[s->free[s->n_free - 1]])) prepare_read(d, s->free[--s->n_free]);
+    for (; s->n_new; s->n_new--)
+        cl_requests_arrived(d, &s->arrived[(s->first_arrived + s->n_arrived - s->n_new) % (2 * d->depth)]);
+    /* Whatever is in the ring must find room where it arrives. */
+    while (s->n_free && s->n_arrived + (d->depth - s->n_free) < 2 * d->depth &&
+           cl_requests_next(d, &s->slots[s->free[s->n_free - 1]]))
+        prepare_read(d, s->free[--s->n_free]);
     int go_on = !d->stop || d->in_flight;
     pthread_mutex_unlock(&d->mutex);
     return go_on;
 }
 
-static void settle_arrived(cl_drive *d) {
+/* One at a time: before the next is checked, the drive gets new work for what has arrived meanwhile. */
+static void settle_one(cl_drive *d) {
     ring_state *s = d->state;
-    for (uint32_t i = 0; i < s->n_arrived; i++) cl_requests_settle(d, &s->arrived[i]);
-    s->n_arrived = 0;
+    if (!s->n_arrived) return;
+    cl_requests_settle(d, &s->arrived[s->first_arrived]);
+    s->first_arrived = (s->first_arrived + 1) % (2 * d->depth);
+    s->n_arrived--;
 }
 
 static void enter(cl_drive *d) {
     ring_state *s = d->state;
-    int failed = cl_ring_enter(&s->ring, s->n_arrived == 0);
+    cl_ring_mode mode = s->n_arrived == 0 ? CL_RING_WAIT : s->n_arrived == 1 ? CL_RING_SUBMIT : CL_RING_LOOK;
+    int failed = cl_ring_enter(&s->ring, mode);
     if (!failed || failed == EINTR) return;
     /* The kernel is out of something for the moment; what is prepared stays so. */
     if (failed != EAGAIN && failed != EBUSY) {
@@ -135,8 +146,8 @@ static void *ring_thread(void *argument) {
             arm_wake(d->state);
             enter(d);
         }
-        settle_arrived(d);
-        if (!go_on) return NULL;
+        settle_one(d);
+        if (!go_on && ((ring_state *)d->state)->n_arrived == 0) return NULL;
     }
 }
 
@@ -168,7 +179,7 @@ static ring_state *new_state(uint32_t depth) {
     s->ring.fd = s->wake_fd = -1;
     s->slots = calloc(depth, sizeof *s->slots);
     s->free = calloc(depth, sizeof *s->free);
-    s->arrived = calloc(depth, sizeof *s->arrived);
+    s->arrived = calloc((size_t)2 * depth, sizeof *s->arrived);
     while (s->free && s->n_free < depth) {
         s->free[s->n_free] = depth - 1 - s->n_free;
         s->n_free++;

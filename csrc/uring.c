@@ -120,12 +120,13 @@ struct io_uring_sqe *cl_ring_prepare(cl_ring *ring) {
     return &ring->sqes[at];
 }
 
-int cl_ring_enter(cl_ring *ring, uint32_t wait) {
+int cl_ring_enter(cl_ring *ring, cl_ring_mode mode) {
     __atomic_store_n(ring->sq_tail, ring->prepared, __ATOMIC_RELEASE);
     uint32_t submit = ring->prepared - __atomic_load_n(ring->sq_head, __ATOMIC_ACQUIRE);
-    if (wait && *ring->cq_head != __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE)) wait = 0;
-    if (!submit && !wait) return 0;
-    long done = syscall(__NR_io_uring_enter, ring->fd, submit, wait, wait ? IORING_ENTER_GETEVENTS : 0, NULL, 0);
+    if (*ring->cq_head != __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE)) mode = CL_RING_SUBMIT;
+    if (!submit && mode == CL_RING_SUBMIT) return 0;
+    long done = syscall(__NR_io_uring_enter, ring->fd, submit, mode == CL_RING_WAIT,
+                        mode == CL_RING_SUBMIT ? 0 : IORING_ENTER_GETEVENTS, NULL, 0);
     return done < 0 ? errno : 0;
 }
 

@@ -26,9 +26,14 @@ int cl_ring_register_buffers(cl_ring *ring, const struct iovec *buffers, uint32_
 
 /* A cleared entry to fill, NULL if the ring is full. It goes to the kernel with the next cl_ring_enter. */
 struct io_uring_sqe *cl_ring_prepare(cl_ring *ring);
-/* Hands over what is prepared, and with `wait` sleeps until there is a completion. EINTR, EAGAIN and EBUSY are the
- * caller's: what was not handed over is still prepared. */
-int cl_ring_enter(cl_ring *ring, uint32_t wait);
+typedef enum cl_ring_mode {
+    CL_RING_SUBMIT, /* hand over what is prepared */
+    CL_RING_LOOK,   /* and let the kernel post what is complete: it need not do so while this thread computes */
+    CL_RING_WAIT    /* and sleep until something is complete */
+} cl_ring_mode;
+
+/* EINTR, EAGAIN and EBUSY are the caller's: what was not handed over is still prepared. */
+int cl_ring_enter(cl_ring *ring, cl_ring_mode mode);
 /* The next completion: 1, or 0 if there is none now. */
 int cl_ring_next(cl_ring *ring, uint64_t *user_data, int32_t *result);
 

@@ -1,18 +1,24 @@
-"""AdminService: what this daemon is. Answers before the model is loaded and while the daemon drains."""
+"""AdminService: what this daemon is, and how it is. Answers before the model is loaded and while the daemon drains."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
 from colibri.daemon.chat import TextModel
 from colibri.daemon.generation import SamplingSpec
-from colibri.daemon.requests import SamplingDefaults
+from colibri.daemon.requests import SamplingDefaults, seconds
 from colibri.daemon.rpc import Rpc
+from colibri.daemon.stats import StatsSource
 from colibri.daemon.views import sampling_message
 from colibri.v1 import admin_service_pb2 as admin_pb2
+
+STATS_SECONDS = 1.0
+MIN_STATS_SECONDS, MAX_STATS_SECONDS = 0.1, 3600.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ def capability_names(services: Mapping[str, Collection[str]], text: TextModel) -
 
 class AdminRpcs:
     """The built methods of AdminService. `capabilities` is asked when it is needed: it lists these methods too; so is
-    `degraded`, what the status line says does not work as it should."""
+    `degraded`, what the status line says does not work as it should. `ended` is set when nothing is left to watch."""
 
     def __init__(
         self,
@@ -47,15 +53,39 @@ class AdminRpcs:
         text: TextModel,
         capabilities: Callable[[], list[str]],
         degraded: Callable[[], Sequence[str]],
+        stats: StatsSource,
+        ended: asyncio.Event,
     ) -> None:
         self._facts = facts
         self._text = text
         self._capabilities = capabilities
         self._degraded = degraded
+        self._stats = stats
+        self._ended = ended
         self.boot_id = str(uuid.uuid4())
 
     def rpcs(self) -> dict[str, Rpc]:
-        return {"GetServerInfo": Rpc(self.get_server_info, always=True)}
+        return {
+            "GetServerInfo": Rpc(self.get_server_info, always=True),
+            "WatchStats": Rpc(self.watch_stats, always=True),
+        }
+
+    async def watch_stats(
+        self, request: admin_pb2.WatchStatsRequest, _: float | None
+    ) -> AsyncGenerator[admin_pb2.Stats, None]:
+        """A snapshot at once and one per interval, until the caller leaves or the daemon has drained."""
+        interval = STATS_SECONDS
+        if request.HasField("interval"):
+            interval = seconds(request.interval, "interval", MIN_STATS_SECONDS, MAX_STATS_SECONDS)
+        clock = asyncio.get_running_loop().time
+        due = clock()
+        while True:
+            yield await self._stats.snapshot(request.expert_heat)
+            if self._ended.is_set():
+                return
+            due = max(due + interval, clock())  # a reader that was slow gets no burst
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), due - clock())
 
     async def get_server_info(
         self, _: admin_pb2.GetServerInfoRequest, __: float | None

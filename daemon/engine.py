@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from colibri.daemon.engine_api import EngineStats, SessionView
-from colibri.daemon.engine_loop import EngineLoop
+from colibri.daemon.engine_loop import EngineLoop, Upkeep
 from colibri.daemon.errors import (
     DaemonError,
     DiskFullError,
@@ -56,7 +56,8 @@ def page_identity(model: ModelPort) -> PageIdentity:
 
 
 class Engine:
-    """Implements EngineApi. `wake` carries changes of generations to the event loop."""
+    """Implements EngineApi. `wake` carries changes of generations to the event loop; `upkeep` gets time while nothing
+    runs."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Engine:
         store: SessionStore,
         options: EngineOptions | None = None,
         wake: LoopWake | None = None,
+        upkeep: Upkeep | None = None,
     ) -> None:
         options = options or EngineOptions()
         limits = Limits(
@@ -76,7 +78,9 @@ class Engine:
         )
         self._model, self._store, self._wake = model, store, wake
         self._scheduler = Scheduler(limits)
-        self._loop = EngineLoop(model, store, self._scheduler, options.prefill_budget_us, options.retain_seconds)
+        self._loop = EngineLoop(
+            model, store, self._scheduler, options.prefill_budget_us, options.retain_seconds, upkeep
+        )
         self._table = SessionTable(store, limits.context)
         self._retained = RetainedGenerations(options.retain_seconds, options.max_retained)
         self._front = threading.Lock()
@@ -333,6 +337,9 @@ class Engine:
             draining=self._draining,
             degraded=tuple(degraded),
         )
+
+    def between_steps(self, work: Callable[[], None]) -> None:
+        self._loop.call(work)
 
     def drain(self, timeout: float | None = None) -> bool:
         with self._front:

@@ -8,7 +8,7 @@ called from any thread. Calls marked [disk] may read or write the state folder: 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -130,6 +130,10 @@ class EngineApi(Protocol):
         Raises SessionNotFoundError, EtagMismatchError."""
 
     def stats(self) -> EngineStats: ...
+
+    def between_steps(self, work: Callable[[], None]) -> None:
+        """Runs `work` on the engine's thread while no step is under way, and waits for it; a step may take seconds.
+        What it raises is raised here."""
 
     def drain(self, timeout: float | None = None) -> bool:
         """[disk] Refuses new work, stops every generation at its next token boundary (PAUSED), writes logs and tail

@@ -2,7 +2,8 @@
 
 Owns the model and every sequence: nobody else touches them, but for cancelling. Between two steps it carries out what
 was asked of it, closes and restores sequences, and hands finished pages to the store; it never writes to a drive itself
-and never waits for one that writes. Each turn is atomic: until its first token, its session is as it was before.
+and never waits for one that writes. While nothing runs it gives upkeep small pieces of time. Each turn is atomic: until
+its first token, its session is as it was before.
 """
 
 from __future__ import annotations
@@ -13,27 +14,59 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Protocol
 
-from colibri.daemon.core_errors import daemon_error, is_cancelled
 from colibri.daemon.errors import DaemonError, EngineFailedError
-from colibri.daemon.fault_log import FaultLog
 from colibri.daemon.generation import FinishReason, GenerationState
 from colibri.daemon.live_sequences import RETRY_SECONDS, LiveSequences
 from colibri.daemon.meters import EngineCounters
 from colibri.daemon.model_port import ModelPort, PrefillPort, RowPort, SequencePort
+from colibri.daemon.running_turns import RunningTurns
 from colibri.daemon.scheduler import Pass, Phase, Plan, Scheduler
-from colibri.daemon.sessions import HeldRecords, Session
+from colibri.daemon.sessions import Session
 from colibri.daemon.store.store import SessionStore
-from colibri.daemon.store.token_log import Kind, LoggedGeneration, encode_json
-from colibri.daemon.store.writer import AppendResult, Entry
-from colibri.daemon.turn import Turn, end_record, start_record
+from colibri.daemon.turn import Turn
 
 log = logging.getLogger("colibri.daemon.engine")
 
 
+class Upkeep(Protocol):
+    """Work on the model beside the generations, on the engine's thread. What it raises is logged and ends it."""
+
+    def begin(self) -> None:
+        """Before the first step."""
+
+    def stepped(self) -> None:
+        """After each step; takes next to no time."""
+
+    def idle(self) -> float | None:
+        """A short piece of work while nothing runs: whoever comes now waits for it. Returns after how many seconds
+        there is more to do, None if not before the next step."""
+
+    def end(self) -> None:
+        """After the last step."""
+
+
+class NoUpkeep:
+    """Nothing to do."""
+
+    def begin(self) -> None:
+        pass
+
+    def stepped(self) -> None:
+        pass
+
+    def idle(self) -> float | None:
+        return None
+
+    def end(self) -> None:
+        pass
+
+
 class EngineLoop:
-    """`lock` covers `scheduler`, `turns` and `commands`; all else belongs to the thread. `retain_seconds` is how long
-    after its end a generation can be asked for. `prefill_budget_us` bounds how long decoding waits for a prompt."""
+    """`lock` covers `scheduler`, the turns and the commands; all else belongs to the thread. `retain_seconds` is how
+    long after its end a generation can be asked for. `prefill_budget_us` bounds how long decoding waits for a
+    prompt."""
 
     def __init__(
         self,
@@ -42,16 +75,16 @@ class EngineLoop:
         scheduler: Scheduler,
         prefill_budget_us: int,
         retain_seconds: float,
+        upkeep: Upkeep | None = None,
     ) -> None:
         self.model, self.store, self.scheduler = model, store, scheduler
         self.sequences = LiveSequences(model, store)
-        self.lock = threading.Condition()
-        self.turns: dict[str, Turn] = {}
         self.counters = EngineCounters()
-        self._faults = FaultLog()
+        self._turns = RunningTurns(scheduler, self.sequences, self.counters, retain_seconds)
+        self.lock = self._turns.lock
         self.failure: DaemonError | None = None
+        self._upkeep: Upkeep = upkeep or NoUpkeep()
         self._budget_us = prefill_budget_us
-        self._retain_seconds = retain_seconds
         self._commands: deque[Callable[[], None]] = deque()
         self._draining = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -70,20 +103,20 @@ class EngineLoop:
         if self.failure is not None:
             raise self.failure
         self.scheduler.enqueue(turn.name, positions, turn.session.id if turn.session else None)
-        self.turns[turn.name] = turn
-        self._publish_queue()
+        self._turns.by_name[turn.name] = turn
+        self._turns.publish_queue()
         self.lock.notify_all()
 
     def cancel(self, name: str) -> None:
         """Ends a turn: a waiting one at once, a running one at its next work item."""
         with self.lock:
-            turn = self.turns.get(name)
+            turn = self._turns.by_name.get(name)
             if turn is None:
                 return
             turn.cancel_requested = True
             if self.scheduler.phase(name) is Phase.QUEUED:
-                self._forget(turn)
-                self._release(turn, GenerationState.CANCELLED, FinishReason.CANCELLED)
+                self._turns.forget(turn)
+                self._turns.release(turn, GenerationState.CANCELLED, FinishReason.CANCELLED)
             elif turn.stepping and turn.sequence is not None:
                 turn.sequence.cancel()
             self.lock.notify_all()
@@ -116,7 +149,7 @@ class EngineLoop:
         """Pauses everything at its next token boundary, saves it and ends the thread; whether it ended in time."""
         with self.lock:
             self._draining = True
-            for turn in self.turns.values():
+            for turn in self._turns.by_name.values():
                 if turn.stepping and turn.cursor is not None and turn.sequence is not None:
                     turn.sequence.cancel()  # a prompt has no boundary worth waiting for
             self.lock.notify_all()
@@ -128,9 +161,11 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            self._tend(self._upkeep.begin)
             while self._once():
                 pass
             self.sequences.save_all()
+            self._tend(self._upkeep.end)
         except Exception as error:
             log.critical("the engine failed", exc_info=True)
             self._fail_all(EngineFailedError(f"the engine failed: {error!r}"))
@@ -143,12 +178,12 @@ class EngineLoop:
             self.sequences.close_all()
 
     def _once(self) -> bool:
+        self._wait_for_work()
         with self.lock:
-            self._wait_for_work()
             commands, self._commands = self._commands, deque()
             evicted, admitted = self.scheduler.take_evicted(), self.scheduler.take_admitted()
-            self._publish_queue()
-            turns = list(self.turns.values())
+            self._turns.publish_queue()
+            turns = list(self._turns.by_name.values())
             draining = self._draining
         for command in commands:
             command()
@@ -156,10 +191,10 @@ class EngineLoop:
             self.sequences.evict(session)
         if draining:
             for turn in turns:
-                self._finish(turn, GenerationState.PAUSED)
+                self._turns.finish(turn, GenerationState.PAUSED)
             return False
         for name in admitted:
-            self._begin(self.turns[name])
+            self._begin(self._turns.by_name[name])
         for turn in turns:
             self._end_if_asked(turn)
         self._restore()
@@ -167,30 +202,44 @@ class EngineLoop:
             plan = self.scheduler.plan()
         if plan:
             self._step(plan)
+            self._tend(self._upkeep.stepped)
         self._save_pages()
         return True
 
     def _wait_for_work(self) -> None:
-        while not (self._commands or self.turns or self._draining):
+        """Returns when there is something to do. Until then upkeep gets its time, and pages of idle sessions that did
+        not fit into the store's queue are offered again."""
+        while not self._busy():
             self.counters.clock.idle()
-            unsaved = self.sequences.unsaved
-            self.lock.wait(RETRY_SECONDS if unsaved else None)
+            pause = self._tend(self._upkeep.idle)
+            with self.lock:
+                if self._busy():
+                    return
+                unsaved = self.sequences.unsaved
+                pauses = [seconds for seconds in (RETRY_SECONDS if unsaved else None, pause) if seconds is not None]
+                self.lock.wait(min(pauses) if pauses else None)
             if unsaved:
                 return
 
-    def _publish_queue(self) -> None:
-        for position, name in enumerate(self.scheduler.queued, 1):
-            generation = self.turns[name].generation
-            if generation.view().queue_position != position:
-                generation.update(queue_position=position)
+    def _busy(self) -> bool:
+        return bool(self._commands or self._turns.by_name or self._draining)
+
+    def _tend(self, work: Callable[[], float | None]) -> float | None:
+        """Upkeep is only ever for speed: what goes wrong in it must not end anything else."""
+        try:
+            return work()
+        except Exception:
+            log.exception("upkeep failed; there is none until the next start")
+            self._upkeep = NoUpkeep()
+            return None
 
     def _end_if_asked(self, turn: Turn) -> None:
-        if turn.name not in self.turns:
+        if turn.name not in self._turns.by_name:
             return
         if turn.cancel_requested:
-            self._finish(turn, GenerationState.CANCELLED, FinishReason.CANCELLED)
+            self._turns.finish(turn, GenerationState.CANCELLED, FinishReason.CANCELLED)
         elif turn.overdue:
-            self._finish(turn, GenerationState.SUCCEEDED, FinishReason.TIME_LIMIT)
+            self._turns.finish(turn, GenerationState.SUCCEEDED, FinishReason.TIME_LIMIT)
 
     # ---- sequences
 
@@ -207,7 +256,7 @@ class EngineLoop:
                 self.sequences.resume(session)
                 turn.sequence = session.sequence
         except Exception as error:
-            self._fail(turn, error)
+            self._turns.fail(turn, error)
             return
         turn.generation.update(state=GenerationState.PREFILLING, queue_position=0, usage=turn.usage)
         if not turn.restoring:
@@ -216,12 +265,12 @@ class EngineLoop:
     def _restore(self) -> None:
         """Imports stored pages for as long as a prompt may hold up those that decode."""
         until = time.monotonic_ns() + self._budget_us * 1000
-        for turn in list(self.turns.values()):
+        for turn in list(self._turns.by_name.values()):
             while turn.restoring and time.monotonic_ns() < until and not turn.cancel_requested:
                 try:
                     self._restore_page(turn)
                 except Exception as error:
-                    self._fail(turn, error)
+                    self._turns.fail(turn, error)
                     break
                 if not turn.restoring:
                     self._ready(turn)
@@ -248,7 +297,7 @@ class EngineLoop:
     # ---- the step
 
     def _step(self, plan: Plan) -> None:
-        decoding = [(turn, self._row(turn)) for turn in map(self.turns.__getitem__, plan.decode)]
+        decoding = [(turn, self._row(turn)) for turn in map(self._turns.by_name.__getitem__, plan.decode)]
         prefilling = [(turn, cursor) for turn, cursor in map(self._cursor, plan.prefills) if cursor is not None]
         turns = [turn for turn, _ in decoding] + [turn for turn, _ in prefilling]
         with self.lock:
@@ -277,14 +326,14 @@ class EngineLoop:
         return self.model.row(self._sequence(turn), turn.pending, turn.spec.sampling)
 
     def _cursor(self, item: Pass) -> tuple[Turn, PrefillPort | None]:
-        turn = self.turns[item.key]
+        turn = self._turns.by_name[item.key]
         if turn.cursor is None:
             sequence = self._sequence(turn)
             tokens = turn.prompt[sequence.length : sequence.length + item.positions]
             try:
                 turn.cursor = self.model.prefill(sequence, tokens, turn.spec.sampling)
             except Exception as error:
-                self._fail(turn, error)
+                self._turns.fail(turn, error)
                 return turn, None
             turn.cursor_positions = item.positions
         return turn, turn.cursor
@@ -296,16 +345,16 @@ class EngineLoop:
 
     def _decoded(self, turn: Turn, row: RowPort) -> None:
         if row.error is not None:
-            self._failed(turn, row.error)
+            self._turns.failed(turn, row.error)
             return
         turn.count(row.counts)
         self.counters.experts(row.counts)
-        self._produced(turn, row.next_token)
+        self._turns.produced(turn, row.next_token)
 
     def _prefilled(self, turn: Turn, cursor: PrefillPort) -> None:
         if cursor.error is not None:
-            self._close_cursor(turn)
-            self._failed(turn, cursor.error)
+            turn.close_cursor()
+            self._turns.failed(turn, cursor.error)
             return
         sequence = self._sequence(turn)
         if not cursor.done:
@@ -314,165 +363,27 @@ class EngineLoop:
         turn.count(cursor.counts)
         self.counters.experts(cursor.counts)
         token, positions = cursor.next_token, turn.cursor_positions
-        self._close_cursor(turn)
+        turn.close_cursor()
         self.counters.prompt(positions)
         with self.lock:
             last = self.scheduler.prefilled(turn.name, positions)
         turn.generation.update(prompt_tokens_done=sequence.length, usage=turn.usage)
         if last:
-            self._produced(turn, token)
-
-    def _failed(self, turn: Turn, error: Exception) -> None:
-        """A cancel that nobody asked for was meant for an earlier item of this sequence: the item runs again."""
-        if not is_cancelled(error):
-            self._fail(turn, error)
-
-    def _fail(self, turn: Turn, error: Exception) -> None:
-        self._faults.failed(turn.name, error)
-        self._finish(turn, GenerationState.FAILED, FinishReason.ERROR, daemon_error(error))
-
-    def _close_cursor(self, turn: Turn) -> None:
-        if turn.cursor is not None:
-            turn.cursor.close()
-            turn.cursor = None
-
-    # ---- tokens
-
-    def _produced(self, turn: Turn, token: int) -> None:
-        """Takes a sampled token: kept in any case, and perhaps the last."""
-        turn.pending = token
-        turn.token()
-        self.counters.token()
-        error: DaemonError | None = None
-        reason, stop_token = FinishReason.UNSPECIFIED, None
-        try:
-            text_stop = turn.spec.stop_check is not None and turn.spec.stop_check.push(token)
-        except Exception as cause:
-            log.exception("%s: the stop check failed", turn.name)
-            text_stop, error = False, EngineFailedError(f"the stop check failed: {cause!r}")
-        if error is not None:
-            reason = FinishReason.ERROR
-        elif token in turn.spec.eos_token_ids:
-            reason, stop_token = FinishReason.EOS, token
-        elif token in turn.spec.stop_token_ids:
-            reason, stop_token = FinishReason.STOP_SEQUENCE, token
-        elif text_stop:
-            reason = FinishReason.STOP_SEQUENCE
-        elif turn.produced >= turn.limit:
-            reason = turn.limit_reason
-        self._record(turn, token)
-        turn.generation.append(token, state=GenerationState.DECODING, usage=turn.usage)
-        if reason is not FinishReason.UNSPECIFIED:
-            state = GenerationState.FAILED if error is not None else GenerationState.SUCCEEDED
-            self._finish(turn, state, reason, error, stop_token)
-
-    def _record(self, turn: Turn, token: int) -> None:
-        """Commits the token to its session; the first one commits the turn's input too."""
-        session = turn.session
-        if session is None:
-            return
-        entries = [Entry(Kind.SAMPLED, (token,))]
-        if turn.produced == 1:
-            start = start_record(turn)
-            begun = Entry(Kind.GEN_START, payload=encode_json(start))
-            entries = [begun, Entry(Kind.INPUT, turn.spec.input_ids), *entries]
-            session.tokens.extend(turn.spec.input_ids)
-            session.chain = turn.chain
-            session.logged.append(LoggedGeneration(start, turn.history, len(turn.prompt)))
-        session.tokens.append(token)
-        session.logged[-1].count += 1
-        first, generation = len(turn.prompt), turn.generation
-
-        def on_result(result: AppendResult) -> None:
-            if result.durable:
-                generation.update(durable_offset=result.position - first)
-
-        self.sequences.append(session, HeldRecords(entries, len(session.tokens), False, on_result))
-
-    # ---- the end of a turn
-
-    def _finish(
-        self,
-        turn: Turn,
-        state: GenerationState,
-        reason: FinishReason = FinishReason.UNSPECIFIED,
-        error: DaemonError | None = None,
-        stop_token: int | None = None,
-    ) -> None:
-        """Ends a turn: its sequence stays with the session if its KV is that of committed tokens, its log gets the end,
-        and then, once that is durable, readers learn of it and the session is free."""
-        self._close_cursor(turn)
-        session, idle = turn.session, 0
-        if session is None:
-            if turn.sequence is not None:
-                turn.sequence.close()
-        elif session.sequence is not None:
-            length = session.sequence.length
-            untouched = turn.sequence is None or (not turn.restoring and length == turn.kv_before)
-            if turn.produced or (untouched and length <= len(session.tokens)):
-                idle = length
-                self.sequences.keep(session)
-            if not idle:
-                self.sequences.drop(session, keep_prompt=state is GenerationState.PAUSED)
-        turn.sequence = None
-        with self.lock:
-            self._forget(turn, idle)
-        if session is None or not turn.produced:
-            self._release(turn, state, reason, error, stop_token)
-            return
-        end = session.logged[-1].end = end_record(turn, state, reason, stop_token, error)
-
-        def on_result(result: AppendResult) -> None:
-            if result.durable:
-                turn.generation.update(durable_offset=turn.produced)
-            self._release(turn, state, reason, error, stop_token)
-
-        entry = Entry(Kind.GEN_END, payload=encode_json(end))
-        self.sequences.append(session, HeldRecords([entry], len(session.tokens), True, on_result))
-
-    def _forget(self, turn: Turn, idle_positions: int = 0) -> None:
-        """Takes a turn out of the schedule; under the lock."""
-        self.scheduler.remove(turn.name, idle_positions)
-        del self.turns[turn.name]
-        self._publish_queue()
-
-    def _release(
-        self,
-        turn: Turn,
-        state: GenerationState,
-        reason: FinishReason,
-        error: DaemonError | None = None,
-        stop_token: int | None = None,
-    ) -> None:
-        """Frees the session first: whoever sees the end may start the next turn at once."""
-        if turn.session is not None:
-            turn.session.last_used = time.time()
-            turn.session.active = ""
-        if turn.generation.finished:
-            return
-        turn.generation.update(
-            state=state,
-            finish_reason=reason,
-            error=error,
-            stop_token=stop_token,
-            usage=turn.usage,
-            queue_position=0,
-            expire_time=time.time() + self._retain_seconds,
-        )
+            self._turns.produced(turn, token)
 
     def _fail_all(self, error: DaemonError) -> None:
         with self.lock:
             self.failure = error
-            turns = list(self.turns.values())
+            turns = list(self._turns.by_name.values())
         for turn in turns:
             try:
-                self._finish(turn, GenerationState.FAILED, FinishReason.ERROR, error)
+                self._turns.finish(turn, GenerationState.FAILED, FinishReason.ERROR, error)
             except Exception:
                 log.critical("%s cannot be ended in order", turn.name, exc_info=True)
-                self._release(turn, GenerationState.FAILED, FinishReason.ERROR, error)
+                self._turns.release(turn, GenerationState.FAILED, FinishReason.ERROR, error)
 
     def _save_pages(self) -> None:
-        for turn in list(self.turns.values()):
+        for turn in list(self._turns.by_name.values()):
             if turn.session is not None and turn.sequence is not None and not turn.restoring:
                 tokens = turn.session.tokens if turn.produced else turn.prompt
                 self.sequences.save_full(turn.session, tokens, turn.chain)

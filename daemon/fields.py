@@ -50,6 +50,7 @@ HONOURED: Mapping[str, frozenset[str]] = {
         "ListSessionsRequest": {"page_size", "page_token"},
         "DeleteSessionRequest": {"name", "etag", "force", "allow_missing"},
         "GetServerInfoRequest": set(),
+        "WatchStatsRequest": {"interval", "expert_heat"},
     }.items()
 }
 

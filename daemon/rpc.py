@@ -158,7 +158,8 @@ def _streaming(method: MethodDescriptor, rpc: Rpc | None, gate: Gate) -> Callabl
             # Closed at once when the client leaves, so that the generator's clean-up is not left to the collector.
             async with contextlib.aclosing(call(request, remaining)) as events:
                 async for event in events:
-                    await context.write(event)  # says nothing about delivery: grpcio buffers without telling
+                    # Waits while the client reads nothing and its window is full; a return says nothing about delivery.
+                    await context.write(event)
         except Exception as error:
             await _fail(method, context, error)
 

@@ -20,6 +20,7 @@ from colibri.daemon.errors import StoreError
 from colibri.daemon.generation import LoopWake
 from colibri.daemon.machine import anonymous_bytes
 from colibri.daemon.opening import EXIT_CONFIG, EXIT_TEMPORARY, Opened, StartError
+from colibri.daemon.stats import RuntimeView
 from colibri.daemon.store.folder import StateFolder
 from colibri.daemon.store.store import SessionStore
 from colibri.daemon.store.writer import Durability
@@ -76,10 +77,28 @@ class CoreRuntime:
         if self._buffered:
             log.warning("%s", self._buffered)
 
-    def remarks(self) -> tuple[str, ...]:
-        assert self._model is not None
-        stats = self._model.stats()
-        return tuple(filter(None, (self._buffered, faults_remark(stats.read_errors, stats.checksum_errors))))
+    def look(self) -> RuntimeView:
+        table = self._opened.table
+        remarks: tuple[str, ...] = ()
+        if self._engine is not None:
+            assert self._model is not None
+            stats = self._model.stats()
+            remarks = tuple(filter(None, (self._buffered, faults_remark(stats.read_errors, stats.checksum_errors))))
+        return RuntimeView(
+            remarks=remarks,
+            planned_bytes=table.planned,
+            experts=table.experts,
+            expert_slots=table.expert_slots,
+        )
+
+    def expert_heat(self) -> bytes:
+        return b""
+
+    def session_bytes(self) -> int:
+        return self._folder.session_bytes()
+
+    def reload(self) -> None:
+        pass
 
     def load_progress(self) -> tuple[int, int]:
         if self._model is None:

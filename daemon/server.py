@@ -24,7 +24,7 @@ from colibri.daemon.admin_service import AdminRpcs, ModelFacts, capability_names
 from colibri.daemon.chat import TextModel
 from colibri.daemon.config import Address
 from colibri.daemon.engine_api import EngineApi
-from colibri.daemon.errors import ModelLoadingError
+from colibri.daemon.errors import DaemonError, ModelLoadingError
 from colibri.daemon.generation import LoopWake
 from colibri.daemon.notify import Notifier
 from colibri.daemon.opening import EXIT_FAILURE, EXIT_OK, EXIT_TEMPORARY, StartError
@@ -32,6 +32,7 @@ from colibri.daemon.requests import input_limit
 from colibri.daemon.rpc import Gate, Phase, Rpc, service_handlers
 from colibri.daemon.service import InferenceRpcs
 from colibri.daemon.session_service import SessionRpcs
+from colibri.daemon.stats import Situation, StatsRuntime, StatsSource
 from colibri.v1 import admin_service_pb2, inference_service_pb2
 
 log = logging.getLogger("colibri.daemon.server")
@@ -49,7 +50,7 @@ DESCRIPTORS: dict[str, ServiceDescriptor] = {
 }
 
 
-class Runtime(Protocol):
+class Runtime(StatsRuntime, Protocol):
     """The model and the engine behind the server. `load` and `start` may take minutes and are called on a thread."""
 
     def load(self) -> None:
@@ -58,14 +59,15 @@ class Runtime(Protocol):
     def load_progress(self) -> tuple[int, int]:
         """(bytes done, bytes in all); any thread, any time."""
 
+    def reload(self) -> None:
+        """Opens the stripes again that failed or were replaced; on a thread, while the engine runs. Raises
+        DaemonError."""
+
     def start(self, wake: LoopWake) -> EngineApi:
         """Makes and starts the engine. Raises StartError."""
 
     def work_done(self) -> int:
         """A counter that grows with every piece of work of loading, then of the core; any thread."""
-
-    def remarks(self) -> tuple[str, ...]:
-        """What is less than it could be, though generations run; while the engine runs, from the loop."""
 
     def failure(self) -> BaseException | None:
         """Why the engine's thread has ended by itself, None while all is well."""
@@ -115,6 +117,8 @@ class Server:
         self._stop = asyncio.Event()
         self._health = health_aio.HealthServicer()
         self._degraded: tuple[str, ...] = ()  # as the last status line said it: at most a second old
+        self._ended = asyncio.Event()  # drained
+        self._reloading: asyncio.Task[None] | None = None
         self.bound = ""
         self.loading_abandoned = False  # a thread is still inside the core: the process must end without clean-up
         services = {
@@ -122,8 +126,12 @@ class Server:
             "SessionService": SessionRpcs(self._need_engine, facts.name, facts.content_id).rpcs(),
         }
         self._services: dict[str, dict[str, Rpc]] = services
-        admin = AdminRpcs(facts, text, lambda: self._capabilities(text), lambda: self._degraded)
+        stats = StatsSource(runtime, self._situation)
+        admin = AdminRpcs(facts, text, lambda: self._capabilities(text), lambda: self._degraded, stats, self._ended)
         self._services["AdminService"] = admin.rpcs()
+
+    def _situation(self) -> Situation:
+        return Situation(self._gate.phase, self.status, self._degraded, self._engine)
 
     def _capabilities(self, text: TextModel) -> list[str]:
         return capability_names({name: set(rpcs) for name, rpcs in self._services.items()}, text)
@@ -148,6 +156,23 @@ class Server:
         """Idempotent."""
         self._stop.set()
 
+    def reload(self) -> None:
+        """What SIGHUP asks for; one at a time. Before READY there is nothing to reload."""
+        if self._gate.phase is not Phase.READY:
+            log.info("reload: nothing to do while %s", self.phase)
+        elif self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.get_running_loop().create_task(self._reload())
+
+    async def _reload(self) -> None:
+        self._notifier.reloading()
+        try:
+            await asyncio.to_thread(self._runtime.reload)
+            log.info("reload: stripes are opened again where it was needed")
+        except DaemonError as error:
+            log.error("reload: %s", error)
+        if self._gate.phase is Phase.READY:
+            self._notifier.ready(self.status)
+
     async def run(self) -> int:
         """Serves until `stop`. Raises StartError if the address cannot be bound."""
         server = await self._bind()
@@ -159,6 +184,7 @@ class Server:
             self._notifier.stopping(str(error).splitlines()[-1])
             code = error.exit_code
         finally:
+            self._ended.set()
             await self._health.enter_graceful_shutdown()
             await server.stop(DRAIN_GRACE_SECONDS)
             wake.close()
@@ -249,10 +275,12 @@ class Server:
         work = self._runtime.work_done()
         if stats.running == 0 or work != last_work:
             self._notifier.alive()
-        self._degraded = (*self._runtime.remarks(), *stats.degraded)
+        view = self._runtime.look()
+        self._degraded = (*view.remarks, *stats.degraded)
         degraded = f"; degraded: {'; '.join(self._degraded)}" if self._degraded else ""
         speed = f", {stats.decode_tokens_per_second:.1f} tok/s" if stats.running else ""
-        self._notifier.tell(f"ready: {stats.running} running, {stats.queued} queued{speed}{degraded}")
+        doing = "".join(f"; {what}" for what in view.doing)
+        self._notifier.tell(f"ready: {stats.running} running, {stats.queued} queued{speed}{doing}{degraded}")
         return work
 
     async def _drain(self) -> None:
@@ -262,6 +290,8 @@ class Server:
         self._notifier.stopping("stopping: writing sessions")
         log.info("stopping: sessions are written")
         await self._set_health(NOT_SERVING)
+        if self._reloading is not None:
+            await self._reloading
         await asyncio.to_thread(self._engine.drain)
 
 

@@ -82,6 +82,12 @@ class Turn:
         self.kv_before = cached
         self.usage = evolve(self.usage, cached_prompt_tokens=cached)
 
+    def close_cursor(self) -> None:
+        """Gives the prefill's workspace back; without one nothing happens."""
+        if self.cursor is not None:
+            self.cursor.close()
+            self.cursor = None
+
     def token(self) -> None:
         """One more was sampled; updates the times."""
         now = time.monotonic_ns()

@@ -88,6 +88,17 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument(
             "--shard-bytes", metavar="N", type=positive, default=2 << 30, help="longest shard (default: 2 GiB)"
         )
+    if command == "restripe":
+        parser.add_argument(
+            "--to",
+            metavar="DIR[:WEIGHT]",
+            type=drive,
+            action="append",
+            required=True,
+            help="a new folder, the first becomes the primary one, and its drive's relative bandwidth. Where no weight "
+            "is given at all and the folders lie on different file systems, the drives are measured; else it is 1",
+        )
+        add_placement(parser, None)
     if command == "scrub":
         parser.add_argument(
             "--rate", metavar="MB/S", type=positive, default=0, help="read no faster than this (default: no bound)"

@@ -11,7 +11,7 @@ from typing import Self
 
 from colibri.packer.disk import DriveError
 from colibri.packer.encode import EncodedPiece
-from colibri.packer.journal import Done, Journal
+from colibri.packer.journal import Done, DoneDense, DoneRecord, Journal
 from colibri.packer.outputs import Outputs
 from colibri.packer.sinks import DenseSink, RecordSink
 from colibri.v1 import manifest_pb2
@@ -46,13 +46,16 @@ class Batch:
 
     def feed(self, encoded: EncodedPiece) -> None:
         """Write a piece, and a line for what is complete if one is due. Raises DriveError."""
-        if encoded.piece.tiled:
-            record = self._records.feed(encoded)
-            self._fresh.records += [record] if record is not None else []
-        else:
-            tensor = self._dense.feed(encoded)
-            self._fresh.dense += [tensor] if tensor is not None else []
-        self._size += len(encoded.codes)
+        done = self._records.feed(encoded) if encoded.piece.tiled else self._dense.feed(encoded)
+        self.keep(done, len(encoded.codes))
+
+    def keep(self, done: DoneDense | DoneRecord | None, size: int) -> None:
+        """Note `size` bytes that were written and what they completed, with a line if one is due. Raises DriveError."""
+        if isinstance(done, DoneDense):
+            self._fresh.dense.append(done)
+        elif done is not None:
+            self._fresh.records.append(done)
+        self._size += size
         if self._size >= self._sync_bytes or time.monotonic() - self._since >= self._sync_seconds:
             self._commit()
 

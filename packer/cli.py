@@ -16,7 +16,7 @@ from colibri.core.errors import CoreError
 from colibri.packer.arguments import add_arguments
 from colibri.packer.commands import run_export, run_inspect, run_pack, run_plan, run_verify
 from colibri.packer.disk import REFUSALS, DriveError
-from colibri.packer.drive_commands import run_scrub
+from colibri.packer.drive_commands import run_restripe, run_scrub
 from colibri.packer.errors import CheckpointError, FolderError
 from colibri.packer.interrupt import Interrupted, raised
 from colibri.packer.journal import JournalError
@@ -37,6 +37,7 @@ again.
   colibri-pack plan SOURCE ...      what a pack would do: bytes per drive, what each tensor becomes
   colibri-pack inspect DIR          what a container holds
   colibri-pack verify DIR           reads every byte, names every fault
+  colibri-pack restripe DIR --to D  moves a container to other drives or weights
   colibri-pack scrub DIR            reads the experts at leisure, names what is damaged
   colibri-pack export DIR --out D   back to a Hugging Face checkpoint, with the weights that the daemon computes with
 
@@ -47,14 +48,17 @@ _DESCRIPTIONS = {
     "plan": "Prints what a pack with these options would do, and writes nothing.",
     "inspect": "Prints what a container holds. With every --stripe given, opens all of its files too.",
     "verify": "Reads every byte of a container and names every fault.",
+    "restripe": "Moves a container to other folders: other drives, or other weights. The checkpoint is not needed, the "
+    "old container stays as it is, and sessions go on with the new one. A move that was stopped goes on when the same "
+    "command is run again.",
     "scrub": "Reads every expert of a container from its drives, no faster than it is told, and names what is "
     "damaged. May run beside a daemon.",
     "export": "Writes a container back as a Hugging Face checkpoint, with the weights that the daemon computes with.",
 }
 _EXIT_CODES = """\
 exit codes: 0 done; 1 refused, or a fault was found (source, container or folder); 2 wrong usage; 74 a drive failed or
-is full; 130 interrupted (SIGINT), 143 terminated (SIGTERM). A pack that ended with 74, 130 or 143, or was killed, goes
-on when the same command is run again.
+is full; 130 interrupted (SIGINT), 143 terminated (SIGTERM). A pack or restripe that ended with 74, 130 or 143, or was
+killed, goes on when the same command is run again.
 """
 
 
@@ -81,9 +85,13 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plan": run_plan,
     "inspect": run_inspect,
     "verify": run_verify,
+    "restripe": run_restripe,
     "scrub": run_scrub,
     "export": run_export,
 }
+
+
+_RESUMING = ("pack", "restripe")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,7 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         number = error.number if isinstance(error, Interrupted) else signal.SIGINT
         what = "terminated" if number == signal.SIGTERM else "interrupted"
-        return _fail(options, what + ("; the same command resumes" if command == "pack" else ""), EXIT_SIGNAL + number)
+        return _fail(
+            options, what + ("; the same command resumes" if command in _RESUMING else ""), EXIT_SIGNAL + number
+        )
 
 
 def _fail(options: argparse.Namespace, text: str, code: int, facts: dict[str, int] | None = None) -> int:

@@ -6,6 +6,7 @@ Joins the parts (checkpoint, families, plan, writer, verify, export) and prints 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,29 @@ from colibri.packer.plan import PackPlan, make_plan
 from colibri.packer.precision import parse_precision
 from colibri.packer.progress import reporter
 from colibri.packer.verify import total_bytes, verify
+from colibri.packer.weights import choose_weights, given_weights
 from colibri.packer.wording import counted, size_text
 from colibri.packer.writer import pack
 
 
 def run_pack(options: argparse.Namespace) -> int:
     """Pack, or go on with a pack."""
+    drives = [options.out, *options.stripes]
     with Checkpoint.open(options.source) as checkpoint:
-        plan = _plan(options, checkpoint)
+        plan = _plan(options, checkpoint, given_weights(drives) or [1] * len(drives))
         make_folders(_folders(options))
+        weights = choose_weights(drives)
+        if weights.values != [stripe.weight for stripe in plan.manifest.layout.stripes]:
+            plan = _plan(options, checkpoint, weights.values)
         drive_warnings = shared_drive_warnings(_folders(options), plan.manifest.layout)
         with reporter("packing", plan.source_bytes, sys.stderr) as progress:
+            for note in weights.notes():
+                progress.note(note)
             for warning in (*plan.manifest.warnings, *drive_warnings):
                 progress.note(f"warning: {warning}")
             manifest = pack(checkpoint, plan, _folders(options), reporter=progress)
     if options.json:
-        print_json({"ok": True, "drive_warnings": drive_warnings, **show.manifest_values(manifest)})
+        print_json({"ok": True, **show.drives_json(weights, drive_warnings), **show.manifest_values(manifest)})
     else:
         print(show.manifest_text(manifest, warnings=False))  # told before the work began
     return 0
@@ -44,11 +52,14 @@ def run_pack(options: argparse.Namespace) -> int:
 def run_plan(options: argparse.Namespace) -> int:
     """Print what a pack would do."""
     with Checkpoint.open(options.source) as checkpoint:
-        plan = _plan(options, checkpoint)
+        drives = [options.out, *options.stripes]
+        given = given_weights(drives)
+        plan = _plan(options, checkpoint, given or [1] * len(drives))
+    unknown = given is None and len(drives) > 1
     if options.json:
-        print_json(show.plan_json(plan, _folders(options)))
+        print_json({**show.plan_json(plan, _folders(options)), "weights_unknown": unknown})
     else:
-        print(show.plan_text(plan, _folders(options)))
+        print(show.plan_text(plan, _folders(options)) + ("\n\n" + show.UNKNOWN_WEIGHTS if unknown else ""))
     return 0
 
 
@@ -93,9 +104,8 @@ def run_export(options: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(options: argparse.Namespace, checkpoint: Checkpoint) -> PackPlan:
+def _plan(options: argparse.Namespace, checkpoint: Checkpoint, weights: Sequence[int]) -> PackPlan:
     precision = parse_precision(options.precision, options.group_size)
-    weights = [drive.weight or 1 for drive in (options.out, *options.stripes)]
     return make_plan(
         checkpoint,
         resolve(checkpoint),

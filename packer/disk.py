@@ -93,6 +93,10 @@ class OutputFile:
                 offset, count = offset + len(piece), count - len(piece)
         return b"".join(pieces)
 
+    def fileno(self) -> int:
+        """Return the descriptor, for what must not go by name."""
+        return self._fd
+
     def size(self) -> int:
         """Return the file's length."""
         return os.fstat(self._fd).st_size

@@ -7,13 +7,40 @@ import argparse
 import sys
 from typing import Any
 
+from colibri.core.container import open_container
 from colibri.core.container_survey import read_manifest
 from colibri.core.scrub import Finding
+from colibri.packer import show
 from colibri.packer.commands import print_json
+from colibri.packer.folders import make_folders, shared_drive_warnings
 from colibri.packer.progress import reporter
+from colibri.packer.restripe import moved_bytes, plan_move, restripe
 from colibri.packer.scrub import Pace, scrub
 from colibri.packer.verify import stripes_bytes
+from colibri.packer.weights import choose_weights, given_weights
 from colibri.packer.wording import counted, size_text
+
+
+def run_restripe(options: argparse.Namespace) -> int:
+    """Move a container to other drives or weights, or go on with that."""
+    folders = [drive.folder for drive in options.to]
+    with open_container(options.container, options.stripes) as container:
+        place = {"mirror": options.mirror, "min_extent_bytes": options.min_extent}
+        plan = plan_move(container.manifest, given_weights(options.to) or [1] * len(folders), **place)
+        make_folders(folders)
+        weights = choose_weights(options.to)
+        plan = plan_move(container.manifest, weights.values, **place)
+        warnings = shared_drive_warnings(folders, plan.manifest.layout)
+        with reporter("moving", moved_bytes(plan.manifest), sys.stderr) as progress:
+            for note in (*weights.notes(), *(f"warning: {text}" for text in (*container.warnings, *warnings))):
+                progress.note(note)
+            manifest = restripe(container, plan, folders, reporter=progress)
+    if options.json:
+        print_json({"ok": True, **show.drives_json(weights, warnings), **show.manifest_values(manifest)})
+    else:
+        print(show.manifest_text(manifest, warnings=False))
+        print(f"\nThe container in {options.container} is as it was; it is no longer needed.")
+    return 0
 
 
 def run_scrub(options: argparse.Namespace) -> int:

@@ -19,7 +19,9 @@ from colibri.packer.target import Target
 from colibri.packer.wording import need_text
 from colibri.v1 import manifest_pb2
 
-_HARMLESS = {LOCK_NAME, "lost+found", JOURNAL_NAME + PARTIAL}
+PROBE_NAME = "drive-probe.partial"  # bandwidth.py makes it and removes its name at once
+
+_HARMLESS = {LOCK_NAME, "lost+found", JOURNAL_NAME + PARTIAL, PROBE_NAME}
 
 
 def make_folders(folders: Sequence[Path]) -> None:

@@ -37,6 +37,9 @@ class UnitReport:
     worst_name: str
 
 
+NO_REPORT = UnitReport(0, 0, 0, 0.0, 0.0, 0.0, "")  # of what was moved, not quantised
+
+
 @dataclass(frozen=True)
 class DoneDense:
     """A dense tensor on the drive: CRC-32C of codes, scales and mins (0 where absent), SHA-256 over all."""

@@ -13,14 +13,14 @@ from importlib.metadata import version
 from uuid import UUID
 
 from colibri.core.container import canonical_encoding
-from colibri.core.container_check import FILE_LIMIT, check_manifest, table_counts
-from colibri.core.container_files import FORMAT_VERSION, TABLE_HEADER_BYTES, ContainerError
+from colibri.core.container_check import FILE_LIMIT, check_manifest
+from colibri.core.container_files import FORMAT_VERSION, ContainerError
 from colibri.packer.checkpoint import Checkpoint
 from colibri.packer.errors import CheckpointError
 from colibri.packer.layout import MIN_EXTENT_BYTES, place_dense, place_experts, record_parts
 from colibri.packer.model_source import ModelSource
 from colibri.packer.precision import Precision
-from colibri.packer.target import needed_bytes, place_stripes
+from colibri.packer.target import fill_tables, needed_bytes, place_stripes
 from colibri.v1 import manifest_pb2
 
 _NO_DIGEST = "0" * 64
@@ -64,7 +64,7 @@ def make_plan(
     for layer, striping in zip(manifest.expert_layers, placement.striping, strict=True):
         layer.striping.CopyFrom(striping)
     place_stripes(manifest, weights, placement.stripe_bytes, mirror=mirror)
-    _fill_layout(manifest, min_extent_bytes)
+    fill_tables(manifest, min_extent_bytes)
     _fill_origin(manifest, checkpoint, model)
     _check_early(manifest)
     return PackPlan(
@@ -127,16 +127,6 @@ def _expert_layers(model: ModelSource, precision: Precision) -> list[manifest_pb
             )
         )
     return layers
-
-
-def _fill_layout(manifest: manifest_pb2.Manifest, min_extent_bytes: int) -> None:
-    extents, records = table_counts(manifest)
-    layout = manifest.layout
-    layout.min_extent_bytes = min_extent_bytes
-    layout.extent_checksums.offset = TABLE_HEADER_BYTES
-    layout.extent_checksums.bytes = 4 * extents
-    layout.record_digests.offset = TABLE_HEADER_BYTES
-    layout.record_digests.bytes = 32 * records
 
 
 def _fill_origin(manifest: manifest_pb2.Manifest, checkpoint: Checkpoint, model: ModelSource) -> None:

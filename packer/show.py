@@ -16,6 +16,7 @@ from colibri.packer.outputs import stripe_copies
 from colibri.packer.plan import PackPlan
 from colibri.packer.precision import format_name
 from colibri.packer.verify import Verdict
+from colibri.packer.weights import Weights
 from colibri.packer.wording import counted, size_text
 from colibri.v1 import manifest_pb2
 
@@ -155,6 +156,21 @@ def plan_json(plan: PackPlan, folders: Sequence[Path]) -> dict[str, Any]:
         "skipped": [{"rule": s.rule, "reason": s.reason, "names": list(s.names)} for s in manifest.skipped],
         "warnings": list(manifest.warnings),
     }
+
+
+UNKNOWN_WEIGHTS = (
+    "No weights are given: where the folders lie on different file systems, the drives are measured when the pack "
+    "begins,\nand get shares by that."
+)
+
+
+def drives_json(weights: Weights, warnings: Sequence[str]) -> dict[str, Any]:
+    """Return what was measured of the drives, in bytes per second, and what is in vain about their folders."""
+    rates = [
+        {"folder": str(rate.folder), "alone": round(rate.alone), "together": round(rate.together)}
+        for rate in weights.rates
+    ]
+    return {"drive_rates": rates, "drive_warnings": list(warnings)}
 
 
 def _layer_json(layer: manifest_pb2.ExpertLayer) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Protocol
 from google.protobuf import json_format
 
 from colibri.core.container_check import table_counts
+from colibri.core.container_files import TABLE_HEADER_BYTES
 from colibri.core.container_stripes import mirror_folder
 from colibri.packer.layout import LayoutError
 from colibri.v1 import manifest_pb2
@@ -66,3 +67,14 @@ def place_stripes(
         raise LayoutError("a mirror needs a second drive, and one folder is given: a copy beside it would be lost too")
     for number, (weight, size) in enumerate(zip(weights, stripe_bytes, strict=True)):
         manifest.layout.stripes.add(number=number, weight=weight, bytes=size, mirrored=mirror)
+
+
+def fill_tables(manifest: manifest_pb2.Manifest, min_extent_bytes: int) -> None:
+    """Fill in the rest of the layout that the placement decides: the tables' sizes."""
+    extents, records = table_counts(manifest)
+    layout = manifest.layout
+    layout.min_extent_bytes = min_extent_bytes
+    layout.extent_checksums.offset = TABLE_HEADER_BYTES
+    layout.extent_checksums.bytes = 4 * extents
+    layout.record_digests.offset = TABLE_HEADER_BYTES
+    layout.record_digests.bytes = 32 * records

@@ -76,6 +76,14 @@ class StateFolder:
                 if SESSION_ID.fullmatch(entry.name):
                     yield entry.name
 
+    def session_bytes(self) -> int:
+        """Bytes of all sessions: their logs and metadata, and each page once, however many of them use it. Files that
+        go while they are counted do not count."""
+        total = 0
+        for pattern in (f"*/*/{LOG_FILE}", f"*/*/{META_FILE}"):
+            total += sum(_size(path) for path in self.sessions.glob(pattern))
+        return total + sum(_size(path) for path in self.pages.glob("*/*"))
+
     def model_of(self, content_id: str) -> str:
         """The name of the model that had this content id, if it was ever served from here."""
         known = self._description["models"].get(content_id)
@@ -134,3 +142,10 @@ class StateFolder:
             for page in folder.iterdir():
                 if page.stat().st_nlink == 1:  # also temporary files: no session refers to them
                     page.unlink()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -5,7 +5,7 @@ bandwidth), both measured in the same run, RAM between the tokens. Touched are a
 top_k experts of every layer and the KV so far; missed is what the run read from the stripes per token: nothing unless
 --slots leaves experts out.
 python_share is the time between core calls while the daemon streams to a client in another process, over the time of a
-token.
+token; at PYTHON_LIMIT or above it the benchmark ends with 1.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from colibri.core.core import Model, ModelOptions, Row, Sampling, plan
 from colibri.v1 import manifest_pb2
 
 PROMPT = 64
+PYTHON_LIMIT = 0.02
 
 
 def touched_bytes(container: Container, options: ModelOptions, positions: int) -> int:
@@ -108,6 +109,13 @@ def measure(container: Container, options: ModelOptions, tokens: int, ram: Ram) 
         return decode_round(model, prompt, tokens, ram)
 
 
+def verdict(share_of_python: float) -> tuple[str, int]:
+    """What the table says about Python's share, and the exit code."""
+    kept = share_of_python < PYTHON_LIMIT
+    said = "as it must be" if kept else "TOO MUCH: it must be"
+    return f"{100 * share_of_python:.2f} %, {said} below {100 * PYTHON_LIMIT:g} %", 0 if kept else 1
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="BENCH=decode", description=__doc__)
     parser.add_argument("--container", type=Path, help="instead of the OLMoE-shaped random model")
@@ -133,6 +141,7 @@ def main(argv: list[str]) -> int:
     missed = seen.missed_bytes / options.tokens
     seconds = statistics.mean(seen.times) if missed else statistics.median(seen.times)
     floor = max(touched / ram.rate, missed / drives)
+    said, code = verdict(share_of_python)
     table(
         f"decode, {folder.name}, {model_options.activation} activations",
         ["", "value"],
@@ -143,10 +152,10 @@ def main(argv: list[str]) -> int:
             ["read from the drives per token", f"{missed / 1e6:.1f} MB"],
             ["drive ceiling", f"{drives / 1e9:.2f} GB/s"],
             ["floor of a token", f"{1e3 * floor:.1f} ms, taken {1e3 * seconds:.1f} ms"],
-            ["python share", f"{100 * share_of_python:.2f} %"],
+            ["python share", said],
         ],
     )
     result("decode", folder.name, 1 / seconds, "tok/s", 1 / floor, python_share=share_of_python,
            touched_bytes=touched, missed_bytes=missed, expert_loads=seen.loads, ram_gb_per_s=ram.rate / 1e9,
            drive_gb_per_s=drives / 1e9)  # fmt: skip
-    return 0
+    return code

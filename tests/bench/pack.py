@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from memory import TreePeak
 from randommodel import OlmoeShape, write_checkpoint
 from report import result, table
 
@@ -38,39 +39,15 @@ def quantiser_rate(samples: int) -> float:
     return statistics.median(rates)
 
 
-def tree(pid: int) -> list[int]:
-    """`pid` and all that descend from it."""
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += tree(int(child))
-    return found
-
-
-def resident(pid: int, field: str) -> int:
-    """A field of /proc/PID/status in bytes; 0 for a process that is gone."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith(field + ":")), 0)
-
-
 def run_and_watch(command: list[str]) -> tuple[float, int]:
     """Run a command; return seconds and the peak memory of its process tree."""
     begin = time.perf_counter()
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    peak = 0
-    while child.poll() is None:
-        try:
-            members = tree(child.pid)
-        except OSError:  # ended meanwhile
-            continue
-        peak = max(peak, sum(resident(pid, "VmRSS") for pid in members), *(resident(pid, "VmHWM") for pid in members))
-        time.sleep(0.05)
+    with TreePeak(child.pid) as peak:
+        child.wait()
     if child.returncode != 0:
         raise subprocess.CalledProcessError(child.returncode, command)
-    return time.perf_counter() - begin, peak
+    return time.perf_counter() - begin, peak.bytes
 
 
 def main(argv: list[str]) -> int:
@@ -99,7 +76,7 @@ def main(argv: list[str]) -> int:
     ]
     table("pack", ["what", "measured"], rows)
     more = {"checkpoint_bytes": size, "seconds": seconds, "cores": cores, "limit_bytes": LIMIT_BYTES}
-    result("pack", shape.name, rate / MB, "MB/s per core", ceiling / MB, **more, peak_rss_bytes=peak)
+    result("pack", shape.name, rate / MB, "MB/s per core", ceiling / MB, peak, **more)
     return 0 if peak <= LIMIT_BYTES else 1
 
 

@@ -2,10 +2,10 @@
 
 import json
 import os
-import resource
 import subprocess
 from pathlib import Path
 
+from memory import WATCH
 from rich.console import Console
 from rich.table import Table
 
@@ -24,13 +24,6 @@ def commit() -> str:
     return name.stdout.strip() + ("+" if dirty.stdout.strip() else "")
 
 
-def peak_rss_bytes() -> int:
-    """Peak resident set of this process or of its largest finished child, whichever is larger."""
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return 1024 * max(own, children)
-
-
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     shown = Table(title=title)
     for column in columns:
@@ -40,8 +33,19 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     Console(width=120).print(shown)
 
 
-def result(bench: str, model: str, value: float, unit: str, ceiling: float, **more: float | int | str) -> None:
-    """The last line: value and ceiling in `unit`, share = value / ceiling, and whatever else was measured."""
+def result(
+    bench: str,
+    model: str,
+    value: float,
+    unit: str,
+    ceiling: float,
+    peak_rss_bytes: int | None = None,
+    **more: float | int | str,
+) -> None:
+    """The last line: value and ceiling in `unit`, share = value / ceiling, and whatever else was measured.
+
+    `peak_rss_bytes`: of the processes that were measured together, if that is not the benchmark and all its children.
+    """
     line: dict[str, float | int | str] = {
         "bench": bench,
         "model": model,
@@ -49,7 +53,7 @@ def result(bench: str, model: str, value: float, unit: str, ceiling: float, **mo
         "unit": unit,
         "ceiling": round(ceiling, 4),
         "share": round(value / ceiling, 4) if ceiling else 0.0,
-        "peak_rss_bytes": peak_rss_bytes(),
+        "peak_rss_bytes": WATCH.bytes if peak_rss_bytes is None else peak_rss_bytes,
         "commit": commit(),
     }
     line.update({name: round(v, 4) if isinstance(v, float) else v for name, v in more.items()})

@@ -4,7 +4,9 @@ import importlib
 import sys
 from pathlib import Path
 
-NOT_BENCHES = {"run", "report", "ceilings", "randommodel", "streaming", "giant", "giant_weights", "peer"}
+from memory import WATCH
+
+NOT_BENCHES = {"run", "report", "memory", "ceilings", "randommodel", "streaming", "giant", "giant_weights", "peer"}
 
 
 def names() -> list[str]:
@@ -16,7 +18,8 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] not in names():
         print(f"usage: make bench BENCH=<{' | '.join(names())}> [ARGS=...]", file=sys.stderr)
         return 2
-    return int(importlib.import_module(argv[0]).main(argv[1:]))
+    with WATCH:
+        return int(importlib.import_module(argv[0]).main(argv[1:]))
 
 
 if __name__ == "__main__":

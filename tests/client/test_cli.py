@@ -18,7 +18,7 @@ import pytest
 
 from colibri.client.cli import exit_code
 from colibri.client.errors import from_error_detail
-from colibri.v1 import types_pb2
+from colibri.v1 import admin_service_pb2, types_pb2
 from testkit.fake_daemon import FakeDaemon, delta, fake_daemon, finished, script_of, started
 
 ANSWER = "The capital of France is Paris.\n"
@@ -349,6 +349,15 @@ def test_status(tmp_path: Path) -> None:
         draining = await colibri(daemon, "status", "--wait", "1.5")
         assert (draining.code, draining.out) == (75, "")
         assert draining.err == "colibri: --wait 1.5: the daemon is draining\n"
+
+    run(tmp_path, body)
+
+
+def test_status_has_the_statistics_of_a_daemon_that_gives_them(tmp_path: Path) -> None:
+    async def body(daemon: FakeDaemon) -> None:
+        daemon.stats = admin_service_pb2.Stats(running=1)
+        assert "work:              1 running, 0 queued" in (await colibri(daemon, "status")).out
+        assert json.loads((await colibri(daemon, "status", "--json")).out)["stats"]["running"] == 1
 
     run(tmp_path, body)
 

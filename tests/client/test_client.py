@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from colibri.client import (
     UnimplementedError,
     message,
 )
-from colibri.v1 import types_pb2
+from colibri.v1 import admin_service_pb2, types_pb2
 from testkit.fake_daemon import FakeDaemon, delta, fake_daemon, finished, progress, script_of, started
 
 Body = Callable[[Client, FakeDaemon], Awaitable[None]]
@@ -327,6 +328,27 @@ def test_leaving_a_stream_early_ends_the_view(tmp_path: Path) -> None:
                 if isinstance(event, Delta):
                     break
         await asyncio.wait_for(daemon.view_ended.wait(), 5)
+
+    run(tmp_path, body)
+
+
+def test_stats_are_one_snapshot_or_a_watch_of_them(tmp_path: Path) -> None:
+    async def body(client: Client, daemon: FakeDaemon) -> None:
+        daemon.stats = admin_service_pb2.Stats(running=3)
+        assert (await client.stats()).running == 3
+        seen = 0
+        async with contextlib.aclosing(client.watch_stats(0.1, expert_heat=True)) as snapshots:
+            async for stats in snapshots:
+                seen += stats.running
+                daemon.watch_over = seen >= 9
+        assert seen == 9
+        asked = daemon.requests[-1]
+        assert (asked.interval.ToTimedelta().total_seconds(), asked.expert_heat) == (0.1, True)
+        with pytest.raises(ProtocolError, match="without a snapshot"):
+            await client.stats()
+        daemon.stats = None
+        with pytest.raises(UnimplementedError):
+            await client.stats()
 
     run(tmp_path, body)
 

@@ -44,3 +44,9 @@ def test_lists_and_unknown_enum_numbers() -> None:
     assert plain(types_pb2.Session.FromString(b"\x20\x63"))["state"] == 99
     match = types_pb2.Generation(stop_match=types_pb2.StopMatch(token_id=7))
     assert plain(match)["stop_match"] == {"token_id": 7}
+
+
+def test_bytes_are_lists_of_numbers() -> None:
+    value = plain(admin_service_pb2.Stats(expert_heat=b"\x00\xff"))
+    assert value["expert_heat"] == [0, 255]
+    assert json.loads(json.dumps(value)) == value

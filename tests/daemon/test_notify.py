@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from colibri.daemon import notify
 from colibri.daemon.notify import Notifier
 
 
@@ -99,9 +101,39 @@ def test_the_watchdog_s_interval(environment: dict[str, str], seconds: float | N
     assert Notifier(environment).watchdog_seconds == seconds
 
 
-def test_the_real_environment_is_used_with_whatever_library_is_there(
-    receiver: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_real_environment_is_used(receiver: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", receiver.getsockname())
     Notifier().ready("on")
+    assert heard(receiver) == ["READY=1\nSTATUS=on"]
+
+
+def test_a_manager_that_does_not_read_holds_nothing_up_and_hears_the_last_word_later(receiver: socket.socket) -> None:
+    warnings: list[str] = []
+    told = Notifier({"NOTIFY_SOCKET": receiver.getsockname()}, warn=warnings.append)
+    began = time.monotonic()
+    for number in range(2000):
+        told.tell(f"status {number}")
+        told.alive()
+    assert time.monotonic() - began < 2
+    assert warnings == []
+    assert 0 < len(heard(receiver)) < 1000
+    assert told.status == "status 1999"
+    told.tell("status 1999")
+    told.tell("status 1999")
+    assert heard(receiver) == ["STATUS=status 1999"]
+
+
+def test_ready_waits_for_a_while_and_then_gives_up_with_a_warning(
+    receiver: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "PATIENCE_SECONDS", 0.2)
+    warnings: list[str] = []
+    told = Notifier({"NOTIFY_SOCKET": receiver.getsockname()}, warn=warnings.append)
+    for number in range(2000):
+        told.tell(f"status {number}")
+    told.ready("on")
+    assert len(warnings) == 1
+    assert "cannot be told READY" in warnings[0]
+    heard(receiver)
+    told.ready("on")
     assert heard(receiver) == ["READY=1\nSTATUS=on"]

@@ -17,6 +17,7 @@ from colibri.daemon.errors import EngineFailedError
 from colibri.daemon.opening import StartError
 from colibri.daemon.runtime import buffered_remark, faults_remark
 from colibri.daemon.server import message_limit
+from colibri.daemon.stats import RuntimeView
 from colibri.v1 import admin_service_pb2 as admin_pb2
 from colibri.v1 import inference_service_pb2 as inference_pb2
 from colibri.v1 import types_pb2
@@ -247,7 +248,7 @@ def test_c17_a_remark_of_the_runtime_stands_in_the_status_line_and_in_the_server
     async def work() -> None:
         async with daemon(tmp_path, wait=False, hold_loading=True) as running:
             remark = buffered_remark("auto", ["stripe 1 (/drive)"])
-            running.runtime.remarked = (remark,)
+            running.runtime.view = RuntimeView(remarks=(remark,))
             running.runtime.loading.set()
             await until_ready(running)
             async with asyncio.timeout(10):
@@ -255,7 +256,7 @@ def test_c17_a_remark_of_the_runtime_stands_in_the_status_line_and_in_the_server
                     await asyncio.sleep(0.05)
             info = await running.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
             assert list(info.degraded) == [remark]
-            running.runtime.remarked = ()
+            running.runtime.view = RuntimeView()
             async with asyncio.timeout(10):
                 while (await running.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())).degraded:
                     await asyncio.sleep(0.05)

@@ -55,6 +55,7 @@ def test_pack_inspect_verify_export(source: Path, tmp_path: Path, capsys: pytest
     packed = result(capsys)
     assert packed["ok"] is True
     assert [entry["weight"] for entry in packed["layout"]["stripes"]] == [1, 3]
+    assert packed.pop("drive_rates") == []
     assert packed.pop("drive_warnings") == [
         f"{out} and {stripe} lie on one file system: if that is one drive, stripes on it are read no faster"
     ]

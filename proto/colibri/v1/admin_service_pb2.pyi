@@ -54,7 +54,7 @@ class WatchStatsRequest(_message.Message):
     def __init__(self, interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., expert_heat: bool = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("state", "detail", "load_fraction", "queued", "running", "decode_tokens_per_second", "prefill_tokens_per_second", "expert_hit_ratio", "devices", "resident_bytes", "pinned_experts", "session_bytes", "session_quota_bytes", "expert_heat", "generations")
+    __slots__ = ("state", "detail", "load_fraction", "queued", "running", "decode_tokens_per_second", "prefill_tokens_per_second", "expert_hit_ratio", "devices", "resident_bytes", "pinned_experts", "session_bytes", "session_quota_bytes", "expert_heat", "generations", "degraded", "expert_hits", "expert_loads", "expert_read_bytes", "planned_bytes", "experts", "expert_slots", "warming", "scrub_fraction")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Stats.State]
@@ -82,6 +82,15 @@ class Stats(_message.Message):
     SESSION_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXPERT_HEAT_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_HITS_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_LOADS_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    WARMING_FIELD_NUMBER: _ClassVar[int]
+    SCRUB_FRACTION_FIELD_NUMBER: _ClassVar[int]
     state: Stats.State
     detail: str
     load_fraction: float
@@ -97,19 +106,66 @@ class Stats(_message.Message):
     session_quota_bytes: int
     expert_heat: bytes
     generations: _containers.RepeatedCompositeFieldContainer[_types_pb2.Generation]
-    def __init__(self, state: _Optional[_Union[Stats.State, str]] = ..., detail: _Optional[str] = ..., load_fraction: _Optional[float] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., decode_tokens_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., expert_hit_ratio: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., resident_bytes: _Optional[int] = ..., pinned_experts: _Optional[int] = ..., session_bytes: _Optional[int] = ..., session_quota_bytes: _Optional[int] = ..., expert_heat: _Optional[bytes] = ..., generations: _Optional[_Iterable[_Union[_types_pb2.Generation, _Mapping]]] = ...) -> None: ...
+    degraded: _containers.RepeatedScalarFieldContainer[str]
+    expert_hits: int
+    expert_loads: int
+    expert_read_bytes: int
+    planned_bytes: int
+    experts: int
+    expert_slots: int
+    warming: bool
+    scrub_fraction: float
+    def __init__(self, state: _Optional[_Union[Stats.State, str]] = ..., detail: _Optional[str] = ..., load_fraction: _Optional[float] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., decode_tokens_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., expert_hit_ratio: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., resident_bytes: _Optional[int] = ..., pinned_experts: _Optional[int] = ..., session_bytes: _Optional[int] = ..., session_quota_bytes: _Optional[int] = ..., expert_heat: _Optional[bytes] = ..., generations: _Optional[_Iterable[_Union[_types_pb2.Generation, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., expert_hits: _Optional[int] = ..., expert_loads: _Optional[int] = ..., expert_read_bytes: _Optional[int] = ..., planned_bytes: _Optional[int] = ..., experts: _Optional[int] = ..., expert_slots: _Optional[int] = ..., warming: bool = ..., scrub_fraction: _Optional[float] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("path", "read_bytes", "read_mib_per_second", "latency_ms_p99")
+    __slots__ = ("path", "read_bytes", "read_mib_per_second", "latency_ms_p99", "stripe", "state", "reads", "retries", "errors", "checksum_errors", "mirror_reads", "last_error", "backend", "direct", "has_mirror", "note", "latency_ms_p50", "busy_seconds", "cpu_seconds")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[Device.State]
+        STATE_OK: _ClassVar[Device.State]
+        STATE_DEGRADED: _ClassVar[Device.State]
+    STATE_UNSPECIFIED: Device.State
+    STATE_OK: Device.State
+    STATE_DEGRADED: Device.State
     PATH_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     READ_MIB_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     LATENCY_MS_P99_FIELD_NUMBER: _ClassVar[int]
+    STRIPE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_READS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_FIELD_NUMBER: _ClassVar[int]
+    HAS_MIRROR_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_MS_P50_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
     path: str
     read_bytes: int
     read_mib_per_second: float
     latency_ms_p99: float
-    def __init__(self, path: _Optional[str] = ..., read_bytes: _Optional[int] = ..., read_mib_per_second: _Optional[float] = ..., latency_ms_p99: _Optional[float] = ...) -> None: ...
+    stripe: int
+    state: Device.State
+    reads: int
+    retries: int
+    errors: int
+    checksum_errors: int
+    mirror_reads: int
+    last_error: str
+    backend: str
+    direct: bool
+    has_mirror: bool
+    note: str
+    latency_ms_p50: float
+    busy_seconds: float
+    cpu_seconds: float
+    def __init__(self, path: _Optional[str] = ..., read_bytes: _Optional[int] = ..., read_mib_per_second: _Optional[float] = ..., latency_ms_p99: _Optional[float] = ..., stripe: _Optional[int] = ..., state: _Optional[_Union[Device.State, str]] = ..., reads: _Optional[int] = ..., retries: _Optional[int] = ..., errors: _Optional[int] = ..., checksum_errors: _Optional[int] = ..., mirror_reads: _Optional[int] = ..., last_error: _Optional[str] = ..., backend: _Optional[str] = ..., direct: bool = ..., has_mirror: bool = ..., note: _Optional[str] = ..., latency_ms_p50: _Optional[float] = ..., busy_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ...) -> None: ...
 
 class GetMetricsRequest(_message.Message):
     __slots__ = ()

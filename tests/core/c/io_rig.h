@@ -5,7 +5,7 @@
 
 #define RIG_STRIPES 2
 #define RIG_RECORDS 10
-#define RIG_FIRST_EXTENT ((1u << 20) + 4096) /* of each record, on stripe 0: several requests */
+#define RIG_FIRST_EXTENT ((2u << 20) + 4096) /* of each record, on stripe 0: several requests */
 #define RIG_SECOND_EXTENT (16u << 10)        /* on stripe 1: one request */
 #define RIG_RECORD_BYTES (RIG_FIRST_EXTENT + RIG_SECOND_EXTENT)
 

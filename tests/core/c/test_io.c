@@ -44,7 +44,8 @@ static void set_fault(kind what, uint32_t expert, uint32_t stripe, int times) {
 
 static int hits(const cl_request *r) {
     const cl_task *task = r->task;
-    if (task->read->expert != atomic_load(&fault.expert) || task->extent->stripe != atomic_load(&fault.stripe)) return 0;
+    if (task->read->expert != atomic_load(&fault.expert)) return 0;
+    if (task->extent->stripe != atomic_load(&fault.stripe)) return 0;
     if (task->attempt == CL_TRY_MIRROR && !atomic_load(&fault.mirror_too)) return 0;
     return atomic_fetch_sub(&fault.left, 1) > 0;
 }
@@ -174,7 +175,8 @@ static void test_wrong_bytes_are_read_once_more(io_rig *rig, int32_t backend) {
     CHECK(s.retries == 1 && s.checksum_errors == 1 && s.errors == 0 && !s.degraded);
     set_fault(FLIP, 5, 0, ALWAYS);
     CHECK(rig_read(rig, 5) == CL_CORRUPT);
-    CHECK(strstr(rig->reads[5].error.text, "layer 3 expert 5") && strstr(rig->reads[5].error.text, "fail their checksum"));
+    const char *text = rig->reads[5].error.text;
+    CHECK(strstr(text, "layer 3 expert 5") && strstr(text, "fail their checksum"));
     s = rig_stats(rig, 0);
     CHECK(s.retries == 2 && s.checksum_errors == 3 && s.degraded);
     CHECK(atomic_load(&rig->counters.checksum_errors) == 1);

@@ -115,6 +115,8 @@ class FakeDaemon(
         self.script: Script | None = None
         self.refusal: tuple[Any, ...] | None = None
         self.unready = ""
+        self.stats: admin_service_pb2.Stats | None = None  # what WatchStats sends; None: it is not built
+        self.watch_over = False
         self.cancelled = asyncio.Event()
         self.view_ended = asyncio.Event()
         self.time_left: dict[str, float | None] = {}  # by call: what was left of its deadline when it arrived
@@ -215,8 +217,21 @@ class FakeDaemon(
     async def GetServerInfo(self, _: Any, context: Any) -> Any:
         self.time_left["GetServerInfo"] = context.time_remaining()
         return admin_service_pb2.GetServerInfoResponse(
-            version="1.2.3", model="tiny", vocab_size=128, max_context=4096, capabilities=["sessions"], boot_id="b1"
+            version="1.2.3",
+            model="tiny",
+            vocab_size=128,
+            max_context=4096,
+            capabilities=["sessions", *(["AdminService.WatchStats"] if self.stats is not None else [])],
+            boot_id="b1",
         )
+
+    async def WatchStats(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.requests.append(request)
+        if self.stats is None:
+            await refuse(context, grpc.StatusCode.UNIMPLEMENTED, "not built", "NOT_BUILT")
+        while not self.watch_over:
+            yield self.stats
+            await asyncio.sleep(request.interval.ToTimedelta().total_seconds())
 
 
 @asynccontextmanager

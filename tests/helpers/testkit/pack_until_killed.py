@@ -1,5 +1,5 @@
-"""Packs a checkpoint with a kill at one operation after the other: `python -m testkit.pack_until_killed SOURCE OUT
-STEP`.
+"""Packs a checkpoint, or moves a container, with a kill at one operation after the other:
+`python -m testkit.pack_until_killed SOURCE OUT STEP [move STRIPE]`, where SOURCE is then the container's first folder.
 
 A process of its own, because it forks: for operation number n a child packs into fresh folders below OUT/n and is
 killed there, then another child resumes. Every STEP-th operation has its turn, and all of the last ones, which
@@ -12,19 +12,27 @@ from pathlib import Path
 
 from colibri.core.container import open_container
 from testkit.faulty_disk import CountingDisk, KillingDisk
-from testkit.packing import pack_folder
+from testkit.packing import move_folder, pack_folder
 
 SYNC_BYTES = 40_000  # several journal lines in a tiny pack
 LAST = 30
 
 
+def make(source: Path, folders: list[Path], disk: CountingDisk) -> None:
+    """Pack or move."""
+    if len(sys.argv) > 4:
+        move_folder([source, Path(sys.argv[5])], folders, disk=disk, sync_bytes=SYNC_BYTES, mirror=True)
+    else:
+        pack_folder(source, folders, disk=disk, sync_bytes=SYNC_BYTES)
+
+
 def run(source: Path, folders: list[Path], disk: CountingDisk) -> int:
-    """Return the wait status of a child that packs with `disk`."""
+    """Return the wait status of a child that works with `disk`."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            pack_folder(source, folders, disk=disk, sync_bytes=SYNC_BYTES)
+            make(source, folders, disk)
             code = 0
         finally:
             os._exit(code)
@@ -53,7 +61,7 @@ def kill_and_resume(source: Path, root: Path, at: int) -> str:
 def main() -> int:
     source, root, step = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     counting = CountingDisk()
-    pack_folder(source, folders_of(root, 9999), disk=counting, sync_bytes=SYNC_BYTES)
+    make(source, folders_of(root, 9999), counting)
     total = counting.operations
     wrong = []
     for at in sorted({*range(0, total, step), *range(max(0, total - LAST), total)}):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from colibri.core.container import MANIFEST_NAME
+from colibri.core.container import MANIFEST_NAME, open_container
 from colibri.core.identity import manifest_digest
 from colibri.packer.checkpoint import Checkpoint
 from colibri.packer.disk import Disk
@@ -15,6 +15,7 @@ from colibri.packer.families import resolve
 from colibri.packer.plan import PackPlan, make_plan
 from colibri.packer.precision import DEFAULT_GROUP_SIZE, parse_precision
 from colibri.packer.progress import Reporter
+from colibri.packer.restripe import plan_move, restripe
 from colibri.packer.writer import SYNC_BYTES, pack
 from colibri.v1 import manifest_pb2
 
@@ -48,6 +49,25 @@ def pack_folder(
     with Checkpoint.open(source) as checkpoint:
         plan = plan_of(checkpoint, precision, weights or [1] * len(folders), group_size, mirror=mirror)
         return pack(checkpoint, plan, folders, disk=disk, reporter=reporter, workers=workers, sync_bytes=sync_bytes)
+
+
+def move_folder(
+    old: Sequence[Path],
+    folders: Sequence[Path],
+    *,
+    weights: Sequence[int] | None = None,
+    mirror: bool = False,
+    min_extent_bytes: int | None = None,
+    disk: Disk | None = None,
+    reporter: Reporter | None = None,
+    sync_bytes: int = SYNC_BYTES,
+) -> manifest_pb2.Manifest:
+    """Restripe the container in `old` into `folders`, both with the primary first."""
+    with open_container(old[0], old[1:]) as container:
+        plan = plan_move(
+            container.manifest, weights or [1] * len(folders), mirror=mirror, min_extent_bytes=min_extent_bytes
+        )
+        return restripe(container, plan, folders, disk=disk, reporter=reporter, workers=2, sync_bytes=sync_bytes)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,9 @@ class Process:
 
 
 @contextlib.contextmanager
-def serving(config: Path, *flags: str, ready: bool = True) -> Iterator[Process]:
+def serving(
+    config: Path, *flags: str, ready: bool = True, environment: Mapping[str, str] | None = None
+) -> Iterator[Process]:
     """A daemon with this configuration; it is ended with SIGTERM if it still runs, and must not fail then."""
     folder = config.parent
     notify, log = folder / "notify", folder / "log"
@@ -133,7 +135,7 @@ def serving(config: Path, *flags: str, ready: bool = True) -> Iterator[Process]:
             stdout=output,
             stderr=output,
             cwd="/",
-            env=_environment() | {"NOTIFY_SOCKET": str(notify)},
+            env=_environment() | dict(environment or {}) | {"NOTIFY_SOCKET": str(notify)},
         )
         process = Process(popen, f"unix:{folder}/d.sock", log, receiver)
         try:

@@ -21,10 +21,12 @@ from colibri.daemon.chat import TextModel
 from colibri.daemon.config import Address
 from colibri.daemon.engine import Engine, EngineOptions, page_identity
 from colibri.daemon.engine_api import EngineApi
+from colibri.daemon.errors import DaemonError
 from colibri.daemon.generation import LoopWake
 from colibri.daemon.model_port import PrefillPort, RowPort
 from colibri.daemon.notify import Notifier
 from colibri.daemon.server import Server
+from colibri.daemon.stats import RuntimeView
 from colibri.daemon.store.store import SessionStore
 from colibri.v1 import admin_service_pb2_grpc, inference_service_pb2_grpc, types_pb2
 from colibri.v1 import inference_service_pb2 as inference_pb2
@@ -68,10 +70,25 @@ class FakeRuntime:
         self._state = state
         self._options = EngineOptions(**options)
         self._store: SessionStore | None = None
-        self.remarked: tuple[str, ...] = ()
+        self.view = RuntimeView()
+        self.heat = b""
+        self.reloads = 0
+        self.reload_error: DaemonError | None = None
 
-    def remarks(self) -> tuple[str, ...]:
-        return self.remarked
+    def look(self) -> RuntimeView:
+        return self.view
+
+    def expert_heat(self) -> bytes:
+        return self.heat
+
+    def session_bytes(self) -> int:
+        assert self._store is not None
+        return self._store.folder.session_bytes()
+
+    def reload(self) -> None:
+        self.reloads += 1
+        if self.reload_error is not None:
+            raise self.reload_error
 
     def load(self) -> None:
         assert self.loading.wait(EVER)
@@ -204,10 +221,12 @@ async def daemon(
     wait: bool = True,
     hold_loading: bool = False,
     template: str = CHAT_TEMPLATE,
+    change_tokenizer: Callable[[Path], object] = lambda _: None,
     **options: Any,
 ) -> AsyncIterator[Daemon]:
     """A daemon whose files are in `folder`; stopped in order at the end, if it was not before."""
     write_tokenizer(folder / "text", VOCAB, chat_template=template)
+    change_tokenizer(folder / "text" / "tokenizer.json")
     text = TextModel.open(folder / "text", vocab_rows=VOCAB)
     model = model or FakeModel(vocab_size=VOCAB)
     runtime = FakeRuntime(folder / "state", model, **options)

@@ -1,0 +1,59 @@
+"""What `colibri status` says of work, memory and drives."""
+
+from __future__ import annotations
+
+from colibri.client.display import status_lines
+from colibri.v1 import admin_service_pb2
+
+Device = admin_service_pb2.Device
+INFO = admin_service_pb2.GetServerInfoResponse(version="1.2.3", model="tiny")
+
+
+def lines(stats: admin_service_pb2.Stats | None, **changes: object) -> dict[str, str]:
+    info = admin_service_pb2.GetServerInfoResponse()
+    info.CopyFrom(INFO)
+    info.MergeFrom(admin_service_pb2.GetServerInfoResponse(**changes))  # type: ignore[arg-type]
+    shown = status_lines("unix:/d.sock", "serving", info, stats)
+    return {name: text.strip() for name, text in (line.split(":", 1) for line in shown.splitlines())}
+
+
+def test_work_memory_and_experts() -> None:
+    busy = admin_service_pb2.Stats(
+        running=1,
+        queued=2,
+        decode_tokens_per_second=3.25,
+        resident_bytes=3 << 30,
+        planned_bytes=4 << 30,
+        experts=256,
+        expert_slots=32,
+        expert_hits=3,
+        expert_loads=1,
+        expert_hit_ratio=0.75,
+        session_bytes=5 << 20,
+    )
+    shown = lines(busy)
+    assert shown["work"] == "1 running, 2 queued, 3.2 tok/s"
+    assert shown["memory"] == "3.0 GiB in use, 4.0 GiB planned"
+    assert shown["experts"] == "32 of 256 in memory, 75.0% of 4 uses found there"
+    assert shown["sessions"] == "5.0 MiB on disk"
+
+
+def test_every_drive_has_a_line_with_how_it_reads_and_what_is_wrong() -> None:
+    well = Device(path="/a/stripe-000.colibri", backend="io_uring", direct=True, reads=7, read_bytes=5 << 20)
+    well.state, well.read_mib_per_second, well.latency_ms_p99 = Device.STATE_OK, 300.0, 4.25
+    bad = Device(path="/b/stripe-001.colibri", stripe=1, backend="threads", errors=2, mirror_reads=1)
+    bad.state, bad.has_mirror = Device.STATE_DEGRADED, True
+    bad.last_error, bad.note = "layer 1 expert 2: \x1b[31mtoo bad", "io_uring is refused"
+    shown = lines(admin_service_pb2.Stats(devices=[well, bad]))
+    assert shown["drive 0"] == "/a/stripe-000.colibri: ok, io_uring, O_DIRECT; 5.0 MiB read, 300.0 MiB/s, p99 4.2 ms"
+    assert shown["drive 1"] == (
+        "/b/stripe-001.colibri: degraded, threads, page cache, mirrored; 0 B read, 0.0 MiB/s, 2 errors, "
+        "1 mirror reads; io_uring is refused; layer 1 expert 2: \\x1b[31mtoo bad"
+    )
+
+
+def test_a_degraded_daemon_says_so_beside_its_state_and_in_full() -> None:
+    shown = lines(None, degraded=["drive /b: too bad"])
+    assert (shown["state"], shown["degraded"]) == ("serving, degraded", "drive /b: too bad")
+    assert lines(None)["state"] == "serving"
+    assert "work" not in lines(None), "an older daemon has no statistics"
