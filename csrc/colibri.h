@@ -300,6 +300,14 @@ typedef struct cl_model_stats {
     uint64_t prefills_free;
     uint32_t direct_active; /* 1 while all stripes are read with O_DIRECT */
     uint32_t threads;
+    /* Experts of the next layer that decoding guessed, and what came of it; recall is right / predicted. */
+    uint64_t lookahead_predicted, lookahead_right;
+    uint64_t lookahead_loads, lookahead_bytes; /* of those, read before the router had chosen */
+    uint64_t lookahead_wasted_bytes;           /* ... and then not chosen */
+    uint64_t lookahead_late;                   /* ... or chosen while the read was still under way */
+    uint64_t lookahead_saved_us; /* estimate: right reads, each at the average stall of an expert, at most its lead */
+    uint64_t lookahead_us;       /* spent on guessing by the threads that compute */
+    uint32_t lookahead_active;   /* 1: on, or auto and better than off when it was last tried */
     uint64_t prefill_wasted_bytes; /* of expert_bytes: read before the router had chosen, and then not chosen */
     uint64_t buffered_stripes; /* bit i: stripe i, one of the first 64, is read through the page cache */
 } cl_model_stats;
@@ -338,6 +346,25 @@ int cl_model_reopen_stripes(cl_model *model, cl_error *err);
 int cl_drive_probe(const char *path, uint64_t request_bytes, uint32_t depth, uint64_t bytes, int32_t backend,
                    double *bytes_per_second, cl_error *err);
 const char *cl_model_isa(const cl_model *model);
+
+/* ---- what stays in memory: all between steps ------------------------------------------------------------------- */
+
+/* Heat: per expert, layer by layer, in what part of the steps decoding has wanted it of late (0..1), fading with
+ * heat_half_life. The model's own, for the next run of it. */
+uint64_t cl_model_heat_entries(const cl_model *model);
+int cl_model_export_heat(const cl_model *model, float *out, uint64_t n, cl_error *err);
+/* Takes heat learned by an earlier run of the same model for its own past; every value must be 0..1. Not while a trace
+ * is recorded. Lets cl_model_warm read up to a cacheful. */
+int cl_model_import_heat(cl_model *model, const float *heat, uint64_t n, cl_error *err);
+/* Reads the hottest absent experts into empty slots for about budget_us, at the lowest priority, evicting nothing;
+ * reads may still be under way afterwards. *more = 1 while there is more to do. A read that fails is dropped: whoever
+ * needs the expert will get the error. */
+int cl_model_warm(cl_model *model, uint64_t budget_us, uint32_t *more, cl_error *err);
+/* Starts to record routing and whatever else decides which expert is in memory, to a new file (docs/caching.md); NULL:
+ * writes the end, fsyncs and closes, and reports the first error since the start. A write error ends the recording,
+ * not the model: cl_model_trace_state returns it from then on. */
+int cl_model_trace(cl_model *model, const char *path, cl_error *err);
+int cl_model_trace_state(const cl_model *model, cl_error *err);
 
 /* ---- sequences and their KV -------------------------------------------------------------------------------------- */
 
@@ -411,6 +438,52 @@ typedef struct cl_cursor {
  * error only for a malformed call; failures of items are in the items. */
 int cl_step(cl_model *model, cl_row *rows, uint32_t n_rows, cl_cursor *cursors, uint32_t n_cursors, uint64_t budget_us,
             cl_error *err);
+
+/* ---- recorded traces: no model needed ---------------------------------------------------------------------------- */
+
+typedef struct cl_trace cl_trace;
+/* Reads and checks a file of cl_model_trace. One that was cut off is read up to its last whole block. [any thread] */
+int cl_trace_open(cl_trace **out, const char *path, cl_error *err);
+void cl_trace_close(cl_trace *trace); /* NULL is fine */
+
+typedef struct cl_trace_info {
+    uint32_t layers, is_complete; /* 1: the recording was ended, not cut off */
+    uint64_t records;             /* experts of all layers */
+    uint64_t most_record_bytes, model_bytes;
+    uint64_t cache_slots, ring_slots; /* of the model that was recorded */
+    uint64_t steps, events;
+    uint64_t accesses;              /* experts that decoding wanted, counted once per step and layer */
+    uint64_t prefill_uses;
+    uint64_t live_hits, live_loads; /* what the model counted itself, as in cl_model_stats */
+    uint64_t bytes;
+} cl_trace_info;
+void cl_trace_get_info(const cl_trace *trace, cl_trace_info *info);
+
+typedef struct cl_replay {
+    uint32_t is_exact;    /* 1: the recorded number of slots, from the recorded state: repeated event by event */
+    uint64_t hits, loads; /* decode and prefill, counted as in cl_model_stats */
+    uint64_t prefill_uses, prefill_loads;
+    uint64_t early_loads; /* reads of lookahead and warm-up */
+    uint64_t evictions;
+    uint64_t differences; /* exact: recorded acquires that came out otherwise; 0 */
+    uint64_t accesses, decode_loads;
+    uint64_t counted_accesses, counted_loads, counted_bytes; /* decode, from access `count_from` on */
+} cl_replay;
+/* What the cache of this build makes of the trace with `slots` (1..records). Only the recorded number is exact; with
+ * another one the cache starts empty, with the heat that was known. [any thread] */
+int cl_trace_replay(const cl_trace *trace, uint64_t slots, uint64_t count_from, cl_replay *out, cl_error *err);
+
+#define CL_POLICY_LRU 0
+#define CL_POLICY_LFU 1
+#define CL_POLICY_LFRU 2
+#define CL_POLICY_LEAST_STALE 3
+#define CL_POLICY_S3_FIFO 4
+#define CL_POLICY_PINS 5
+#define CL_POLICY_BELADY 6
+/* Loads of accesses `count_from`.. of decoding under another policy, from an empty cache; docs/caching.md defines them.
+ * CL_POLICY_PINS learns from the accesses before count_from, CL_POLICY_BELADY knows the future. [any thread] */
+int cl_trace_policy(const cl_trace *trace, int32_t policy, uint64_t slots, uint64_t count_from, uint64_t *loads,
+                    cl_error *err);
 
 /* cffi: end */
 

@@ -8,6 +8,7 @@ released during every call into the core.
 import threading
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
+from os import PathLike, fsencode
 from types import TracebackType
 from typing import Any, Self
 
@@ -76,6 +77,15 @@ class ModelStats:
     prefill_tokens: int
     compute_us: int
     wait_us: int
+    lookahead_predicted: int
+    lookahead_right: int
+    lookahead_loads: int
+    lookahead_bytes: int
+    lookahead_wasted_bytes: int
+    lookahead_late: int
+    lookahead_saved_us: int
+    lookahead_us: int
+    lookahead_active: int
     prefill_wasted_bytes: int
     kv_pages_free: int
     prefills_free: int
@@ -335,6 +345,45 @@ class Model:
         err = ffi.new("cl_error *")
         lib.cl_model_reopen_stripes(self._c(), err)
         _raise(err)
+
+    def export_heat(self) -> F32:
+        """Return how much decoding has wanted each expert of late, 0..1, layer by layer."""
+        heat = np.empty(lib.cl_model_heat_entries(self._c()), np.float32)
+        err = ffi.new("cl_error *")
+        lib.cl_model_export_heat(self._c(), ffi.from_buffer("float[]", heat), heat.size, err)
+        _raise(err)
+        return heat
+
+    def import_heat(self, heat: F32) -> None:
+        """Take heat that an earlier run of this model exported; warm() then has something to read.
+
+        Raises InvalidError for another number of experts, for a value outside 0..1, and while a trace is recorded.
+        """
+        values, err = np.ascontiguousarray(heat, np.float32).ravel(), ffi.new("cl_error *")
+        lib.cl_model_import_heat(self._c(), ffi.from_buffer("float[]", values), values.size, err)
+        _raise(err)
+
+    def warm(self, budget_us: int) -> bool:
+        """Read hot absent experts into empty slots for about `budget_us`; whether there is more to do."""
+        more, err = ffi.new("uint32_t *"), ffi.new("cl_error *")
+        lib.cl_model_warm(self._c(), min(max(budget_us, 0), _TO_THE_END), more, err)
+        _raise(err)
+        return bool(more[0])
+
+    def trace(self, path: str | PathLike[str] | None) -> None:
+        """Begin to record routing into the new file `path`; None ends the recording, if there is one.
+
+        Raises StorageError if the file cannot be created or, at the end, if not everything could be written.
+        """
+        err = ffi.new("cl_error *")
+        lib.cl_model_trace(self._c(), ffi.NULL if path is None else fsencode(path), err)
+        _raise(err)
+
+    def trace_error(self) -> CoreError | None:
+        """Return what has stopped the recording, None while it goes on and without one."""
+        err = ffi.new("cl_error *")
+        lib.cl_model_trace_state(self._c(), err)
+        return error_from(err)
 
     def kv_layout(self) -> list[KvSection]:
         """Return what a KV page holds, in order of offset."""

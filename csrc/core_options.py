@@ -25,6 +25,8 @@ VERIFY: dict[str, int] = {"always": 0, "first": 1, "never": 2}
 
 IoBackend = Literal["auto", "io_uring", "threads"]
 Verify = Literal["always", "first", "never"]
+Switch = Literal["auto", "on", "off"]
+SWITCHES: dict[Switch, int] = {"auto": 0, "on": 1, "off": 2}
 IO_BACKENDS: dict[IoBackend, int] = {"auto": 0, "io_uring": 1, "threads": 2}
 
 
@@ -37,7 +39,9 @@ class ModelOptions:
     the longest pass of each. threads: 0 for all cores that the process may use. io_backend: "auto" is io_uring where
     the kernel allows it. io_threads: per stripe where threads read, io_depth: requests in flight per stripe where
     io_uring reads, 0 for the defaults. verify: checksums of experts on every read, on the first of each, or never.
-    banned_tokens: ids that are never sampled.
+    lookahead: read experts before their router has chosen them; auto: decoding where it is measured to win, prompts
+    where most will be wanted. banned_tokens: ids that are never sampled. heat_half_life: decode steps after which a use
+    of an expert counts half in the heat that outlives the process, 0 for the default, 512.
     """
 
     expert_slots: int
@@ -56,7 +60,9 @@ class ModelOptions:
     io_depth: int = 0
     direct: Literal["auto", "on", "off"] = "auto"
     verify: Verify = "always"
+    lookahead: Switch = "auto"
     banned_tokens: tuple[int, ...] = ()
+    heat_half_life: float = 0
 
 
 class COptions:
@@ -136,13 +142,14 @@ class COptions:
         c = self.c
         for name in ("expert_slots", "ring_slots", "kv_pages", "max_rows", "max_prefills", "pass_tokens"):
             setattr(c, name, getattr(options, name))
-        for name in ("max_context", "threads", "io_threads", "io_depth"):
+        for name in ("max_context", "threads", "io_threads", "io_depth", "heat_half_life"):
             setattr(c, name, getattr(options, name))
         c.kv_dtype = choice("kv_dtype", KV_DTYPES, options.kv_dtype)
         c.activation = choice("activation", ACTIVATIONS, options.activation)
         c.io_backend = choice("io_backend", IO_BACKENDS, options.io_backend)
         c.direct = choice("direct", DIRECT, options.direct)
         c.verify = choice("verify", VERIFY, options.verify)
+        c.lookahead = choice("lookahead", SWITCHES, options.lookahead)
         c.isa = self._keep("char[]", options.isa.encode())
         c.banned_tokens = self._keep("int32_t[]", list(options.banned_tokens))
         c.n_banned_tokens = len(options.banned_tokens)

@@ -117,12 +117,14 @@ static void acquire_resident(decode *d, uint32_t layer) {
     }
 }
 
-/* Starts the read of every use that has no slot yet, as far as there are slots; later calls go on from there. */
+/* Starts the read of every use that has no slot yet, as far as there are slots; later calls go on from there. Only when
+ * all have theirs may the lookahead take some. */
 static void acquire_absent(decode *d, uint32_t layer) {
     for (uint32_t u = 0; u < d->n_uses; u++) {
         cl_use *use = &d->m->work.uses[u];
         if (!use->done && !use->slot && use_is_wanted(d, layer, use) && !acquire_use(d, layer, use)) return;
     }
+    cl_lookahead_read(d->m);
 }
 
 static void fail_rows(decode *d, uint32_t layer, const cl_use *use) {
@@ -171,9 +173,8 @@ static void run_uses(decode *d, uint32_t layer) {
         poll_cancel(d);
         uint32_t finished = run_round(d, layer);
         left -= finished;
-        if (!left) return;
         acquire_absent(d, layer); /* slots may have come free */
-        if (!finished) cl_wait_for_drive(d->m, seen, UINT64_MAX);
+        if (left && !finished) cl_wait_for_drive(d->m, seen, UINT64_MAX);
     }
 }
 
@@ -198,7 +199,7 @@ static void moe_layer(decode *d, uint32_t layer) {
     cl_work *work = &m->work;
     const cl_layer_spec *s = &m->layers[layer].spec;
     cl_ffn_begin(m, layer, d->batch.h, d->n);
-    cl_experts_route(m, layer, d->n, work->ids, work->weights, work->bad);
+    cl_experts_route(m, layer, &work->input, d->n, work->ids, work->weights, work->bad);
     for (uint64_t i = 0; i < d->n; i++) {
         if (d->dead[i] || !work->bad[i]) continue;
         cl_fail(&d->rows[i]->error, CL_NONFINITE, "layer %u: the router's logits at position %llu are not all finite",
@@ -208,9 +209,11 @@ static void moe_layer(decode *d, uint32_t layer) {
     uint64_t pairs = cl_group_by_expert(work->ids, d->n, s->top_k, s->experts, d->dead, work->first, work->order);
     for (uint64_t place = 0; place < pairs; place++) work->tokens_of[place] = work->order[place] / s->top_k;
     list_uses(d, layer);
+    cl_lookahead_routed(m, layer, work->first);
     acquire_resident(d, layer);
     acquire_absent(d, layer);
     cl_ffn_shared(m, layer, d->n);
+    cl_lookahead_guess(m, layer, d->batch.h, d->n, d->dead);
     if (pairs) cl_experts_begin(m, layer, pairs);
     run_uses(d, layer);
     sum_experts(d, layer, pairs);
@@ -267,6 +270,7 @@ static void finish(decode *d) {
 void cl_decode(cl_model *m, cl_row *rows, uint32_t n) {
     decode d = {.m = m, .rows = m->work.rows, .dead = m->work.dead};
     begin(&d, rows, n);
+    cl_lookahead_begin(m);
     d.batch = (cl_batch){d.n, m->work.h, m->work.seqs, m->work.positions};
     for (uint32_t layer = 0; layer < m->spec.n_layers; layer++) {
         poll_cancel(&d);
@@ -280,5 +284,6 @@ void cl_decode(cl_model *m, cl_row *rows, uint32_t n) {
         }
     }
     finish(&d);
+    cl_lookahead_end(m, d.n);
     if (d.n) cl_cache_tick(&m->store);
 }

@@ -26,10 +26,11 @@ static void route_rows(void *context, uint64_t begin, uint64_t end, uint32_t thr
     }
 }
 
-void cl_experts_route(cl_model *m, uint32_t layer, uint64_t n, uint32_t *ids, float *weights, uint8_t *bad) {
+void cl_experts_route(cl_model *m, uint32_t layer, cl_inputs *input, uint64_t n, uint32_t *ids, float *weights,
+                      uint8_t *bad) {
     const cl_layer *l = &m->layers[layer];
     cl_product p =
-        cl_product_of(m, &l->weights[CL_ROLE_ROUTER], &m->work.input, m->work.router_logits, l->spec.experts);
+        cl_product_of(m, &l->weights[CL_ROLE_ROUTER], input, m->work.router_logits, l->spec.experts);
     cl_products(m, &p, 1);
     route_job job = {m, l, ids, weights, bad};
     cl_pool_run(m->pool, n, 1 + 4096 / l->spec.experts, route_rows, &job);

@@ -12,6 +12,7 @@
 #include "kv.h"
 #include "pool.h"
 #include "store.h"
+#include "trial.h"
 
 #define CL_TILE_TOKENS 64 /* most tokens of a prefill that one work item takes */
 #define CL_MOST_GROUPS 8  /* distinct group sizes of the quantised weights of a model */
@@ -133,9 +134,25 @@ typedef struct cl_work {
     struct cl_use *uses;                    /* [pairs] */
 } cl_work;
 
-/* Reads of the next layer's experts before its router has chosen them. */
+/* Reads of the next MoE layer's experts before its router has chosen them. See lookahead.c. */
 typedef struct cl_lookahead {
     int32_t mode; /* CL_SWITCH_* */
+    uint32_t on;  /* in the step at hand */
+    uint32_t stripes;
+    float *x; /* [max_rows, hidden] the state as it is known, normed */
+    cl_inputs input;
+    uint32_t *ids; /* [max_rows, top_k] */
+    float *weights;
+    uint8_t *bad;  /* [max_rows] */
+    float *scores; /* [experts] */
+    int32_t layer; /* the one that the guesses are about, -1: none */
+    struct cl_guess *guesses; /* [experts] */
+    uint32_t n_guesses;
+    uint32_t next; /* the first guess not yet read */
+    cl_trial trial;
+    uint64_t start_us, start_wait_us, start_loads; /* of the step */
+    uint64_t reads_saved;                          /* in the step: experts that were wanted and read ahead */
+    double stall_us;                               /* waited per expert that decoding had to read, of late */
 } cl_lookahead;
 
 struct cl_model {
@@ -163,6 +180,7 @@ struct cl_model {
     uint32_t loaded; /* 1: cl_model_load has succeeded; 2: has failed */
 
     cl_store store;
+    double heat_half_life; /* as opened with; 0: the default */
     cl_kv kv;
     cl_work work;
     cl_lookahead lookahead;
@@ -208,9 +226,10 @@ void cl_ffn_combine(cl_model *m, uint32_t layer, float *h, float *experts, uint6
 
 /* ---- experts.c ---- */
 
-/* Routes work.x: ids and weights [n, top_k], ids ascending. A token whose logits are not finite gets bad[i] = 1 and no
- * ids. */
-void cl_experts_route(cl_model *m, uint32_t layer, uint64_t n, uint32_t *ids, float *weights, uint8_t *bad);
+/* Routes the rows of `input`: ids and weights [n, top_k], ids ascending. A token whose logits are not finite gets
+ * bad[i] = 1 and no ids. */
+void cl_experts_route(cl_model *m, uint32_t layer, cl_inputs *input, uint64_t n, uint32_t *ids, float *weights,
+                      uint8_t *bad);
 /* Prepares the buffers for `pairs` (token, expert) pairs of a layer. */
 void cl_experts_begin(cl_model *m, uint32_t layer, uint64_t pairs);
 /* pair_out of the jobs = expert(work.x of their tokens). */
@@ -237,6 +256,20 @@ void cl_prefill_report(cl_cursor *cursor);
 void cl_prefill_place(cl_model *m, cl_carve *carve, const cl_model_options *options);
 /* Sleeps until a record arrives (or 20 ms have passed, so that cancel flags are seen); counts the time. */
 void cl_wait_for_drive(cl_model *m, uint32_t seen, uint64_t deadline_us);
+
+/* ---- lookahead.c ---- */
+
+void cl_lookahead_place(cl_model *m, cl_carve *c);
+/* Around a decode step of `rows` rows. */
+void cl_lookahead_begin(cl_model *m);
+void cl_lookahead_end(cl_model *m, uint64_t rows);
+/* Guesses the experts of the MoE layer after `layer`, whose shared expert is known; h [n, hidden] is its residual
+ * stream, without dead rows. Starts no read. */
+void cl_lookahead_guess(cl_model *m, uint32_t layer, const float *h, uint64_t n, const uint8_t *dead);
+/* Keeps a few reads of guessed experts under way; whenever the step comes by and nobody lacks a slot. */
+void cl_lookahead_read(cl_model *m);
+/* The router of `layer` has chosen: first [experts + 1] as from cl_group_by_expert. Before anything is acquired. */
+void cl_lookahead_routed(cl_model *m, uint32_t layer, const uint32_t *first);
 
 /* ---- spec.c ---- */
 

@@ -8,6 +8,7 @@
 #include "format.h"
 #include "model.h"
 #include "numbers.h"
+#include "trace.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,7 +61,9 @@ static int describe(cl_model *m, const cl_model_options *o, cl_error *err) {
     m->spec = *o->spec;
     m->activation = o->activation;
     m->direct = o->direct;
+    m->heat_half_life = o->heat_half_life;
     m->lookahead.mode = o->lookahead;
+    m->lookahead.stripes = o->n_stripes;
     m->max_rows = o->max_rows;
     m->max_prefills = o->max_prefills;
     m->pass_tokens = o->pass_tokens;
@@ -175,6 +178,7 @@ static void place(cl_model *m, cl_carve carves[REGIONS], const cl_model_options 
     cl_kv_place(&m->kv, &carves[BUFFERS], &carves[KV], o);
     cl_prefill_place(m, &carves[PREFILL], o);
     place_work(m, &carves[BUFFERS]);
+    cl_lookahead_place(m, &carves[BUFFERS]);
     uint64_t slot = cl_store_slot_bytes(o);
     uint8_t *cache = cl_carve_take(&carves[SLOTS], m->store.cache_slots, slot, CL_ALIGN);
     uint8_t *ring = cl_carve_take(&carves[RING], m->store.ring_slots, slot, CL_ALIGN);
@@ -303,6 +307,7 @@ int cl_model_open(cl_model **out, const cl_model_options *options, cl_error *err
 
 void cl_model_close(cl_model *m) {
     if (!m) return;
+    cl_recorder_close(m->store.recorder, &m->store, NULL);
     cl_io_close(m->io); /* first: its threads write into the arena */
     cl_pool_free(m->pool);
     cl_arena_unmap(&m->arena);
@@ -331,6 +336,15 @@ void cl_model_get_stats(const cl_model *m, cl_model_stats *stats) {
         .wait_us = atomic_load(&c->wait_us),
         .kv_pages_free = atomic_load(&c->kv_pages_free),
         .prefill_wasted_bytes = atomic_load(&c->prefill_wasted_bytes),
+        .lookahead_predicted = atomic_load(&c->lookahead_predicted),
+        .lookahead_right = atomic_load(&c->lookahead_right),
+        .lookahead_loads = atomic_load(&c->lookahead_loads),
+        .lookahead_bytes = atomic_load(&c->lookahead_bytes),
+        .lookahead_wasted_bytes = atomic_load(&c->lookahead_wasted_bytes),
+        .lookahead_late = atomic_load(&c->lookahead_late),
+        .lookahead_saved_us = atomic_load(&c->lookahead_saved_us),
+        .lookahead_us = atomic_load(&c->lookahead_us),
+        .lookahead_active = (uint32_t)atomic_load(&c->lookahead_active),
         .prefills_free = atomic_load(&c->prefills_free),
         .direct_active = cl_io_direct_active(m->io),
         .threads = m->threads,

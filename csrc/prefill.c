@@ -160,7 +160,7 @@ static int route_item(cl_prefill *p) {
     uint64_t hidden = m->spec.hidden_size, at = p->at;
     uint32_t n = tile_at(p, CL_TILE_TOKENS);
     cl_ffn_begin(m, p->layer, p->h + at * hidden, n);
-    cl_experts_route(m, p->layer, n, p->ids + at * s->top_k, p->weights + at * s->top_k, p->bad + at);
+    cl_experts_route(m, p->layer, &m->work.input, n, p->ids + at * s->top_k, p->weights + at * s->top_k, p->bad + at);
     for (uint32_t i = 0; i < n; i++)
         if (p->bad[at + i])
             return cl_fail(&p->error, CL_NONFINITE,

@@ -55,7 +55,7 @@ static uint64_t taken(const cl_model *m) {
 
 /* ---- counting ---- */
 
-static void count_use(cl_prefill *p, const cl_slot *slot, int loaded) {
+static void count_use(cl_prefill *p, cl_slot *slot, int loaded) {
     cl_model *m = p->model;
     if (loaded) {
         p->counts.expert_loads++;
@@ -64,6 +64,7 @@ static void count_use(cl_prefill *p, const cl_slot *slot, int loaded) {
         p->counts.expert_hits++;
     }
     cl_count(loaded ? &m->counters.expert_loads : &m->counters.expert_hits, 1);
+    cl_store_prefill_use(&m->store, slot, loaded);
 }
 
 /* Read, and then not wanted. */
@@ -146,8 +147,9 @@ int cl_prefill_take_slot(cl_prefill *p) {
         p->held_first = (p->held_first + 1) % (uint32_t)store->ring_slots;
         p->n_held--;
     } else if (!p->slot) {
-        int loaded;
-        cl_purpose purpose = taken(p->model) < store->ring_slots ? CL_FOR_PREFILL : CL_FOR_PREFILL_NOW;
+        int loaded, is_there = cl_store_resident(store, (uint32_t)layer, p->expert); /* or idly on its way: hurry it */
+        cl_purpose purpose =
+            is_there || taken(p->model) >= store->ring_slots ? CL_FOR_PREFILL_NOW : CL_FOR_PREFILL;
         p->slot = cl_store_acquire(store, (uint32_t)layer, p->expert, purpose, &loaded);
         if (p->slot) count_use(p, p->slot, loaded);
     }

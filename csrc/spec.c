@@ -137,9 +137,10 @@ static int check_options(const cl_model_options *o, cl_error *err) {
     if (!code) code = option(err, "io_backend", (uint64_t)o->io_backend, CL_IO_AUTO, CL_IO_THREADS);
     if (!code) code = option(err, "io_depth", o->io_depth, 0, CL_MOST_IO_DEPTH);
     if (!code) code = option(err, "verify", (uint64_t)o->verify, CL_VERIFY_ALWAYS, CL_VERIFY_NEVER);
-    if (!code) code = option(err, "lookahead", (uint64_t)o->lookahead, CL_SWITCH_AUTO, CL_SWITCH_AUTO);
-    if (!code && o->heat_half_life != 0)
-        code = cl_fail(err, CL_INVALID, "option heat_half_life: only 0, the default, is understood");
+    if (!code) code = option(err, "lookahead", (uint64_t)o->lookahead, CL_SWITCH_AUTO, CL_SWITCH_OFF);
+    if (!code && !(o->heat_half_life == 0 || (o->heat_half_life >= 1 && o->heat_half_life <= 1e9)))
+        code = cl_fail(err, CL_INVALID, "option heat_half_life is %g, must be 0, for the default, or 1..1e9 steps",
+                       o->heat_half_life);
     if (!code && !o->isa) code = cl_fail(err, CL_INVALID, "option isa is missing");
     for (uint32_t i = 0; !code && i < o->n_banned_tokens; i++)
         if (o->banned_tokens[i] < 0 || (uint32_t)o->banned_tokens[i] >= o->spec->vocab_size)

@@ -1,4 +1,4 @@
-/* test_overlap.c - what runs while drives are read: arithmetic while a read is held up, reads ahead of a prompt, many
+/* test_overlap.c - what runs while drives are read: arithmetic while a read is held up, guesses, reads ahead, many
  * cursors in a small ring, a broken record in the middle of all that.
  *
  * Every pread of a stripe passes the gate below, which can hold up the reads of one record until the engine has gone
@@ -8,6 +8,7 @@
 #include "check.h"
 #include "clock.h"
 #include "tiny_model.h"
+#include "trial.h"
 #include <errno.h>
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -170,11 +171,12 @@ static void test_arithmetic_goes_on_while_a_read_is_held_up(const tiny_model *t)
     check_decode_while_held(t, experts[0], ticks, TINY_TOP_K); /* as many slots as the layer needs */
 }
 
-static void test_a_broken_record_fails_the_rows_that_want_it(const tiny_model *t) {
+static void check_a_broken_record(const tiny_model *t, int32_t lookahead) {
     int experts[TINY_TOP_K];
     experts_of_first_token(t, experts);
     cl_model_options o = t->options;
     o.expert_slots = 3;
+    o.lookahead = lookahead;
     cl_model *m = open_model(&o);
     cl_seq *seqs[4];
     for (int i = 0; i < 4; i++) seqs[i] = new_seq(m);
@@ -193,6 +195,94 @@ static void test_a_broken_record_fails_the_rows_that_want_it(const tiny_model *t
     CHECK(decode(m, seqs[0]) == CL_OK);
     for (int i = 0; i < 4; i++) cl_seq_free(seqs[i]);
     cl_model_close(m);
+}
+
+static void test_a_broken_record_fails_the_rows_that_want_it(const tiny_model *t) {
+    check_a_broken_record(t, CL_SWITCH_OFF);
+    check_a_broken_record(t, CL_SWITCH_ON);
+}
+
+/* ---- lookahead ---- */
+
+/* Holds up one record of the second MoE layer until everything else of the step is done. */
+static cl_model_stats guess_while_held(const tiny_model *t, int record) {
+    cl_model_options o = t->options;
+    o.lookahead = CL_SWITCH_ON;
+    o.expert_slots = RECORDS;
+    cl_model *m = open_model(&o);
+    cl_seq *seq = new_seq(m);
+    clear_gate();
+    atomic_store(&gave_up, 0);
+    /* Dense layer; first MoE layer with the guess, its experts and their extents; second one without one expert. */
+    atomic_store(&go_on_at, heartbeat_of(m) + 2 + (5 + TINY_TOP_K + 3 * TINY_TOP_K) + 3 + (TINY_TOP_K - 1) * 4 + 2);
+    atomic_store(&held_record, record);
+    CHECK(decode(m, seq) == CL_OK);
+    CHECK(!atomic_load(&gave_up));
+    clear_gate();
+    cl_model_stats stats;
+    cl_model_get_stats(m, &stats);
+    cl_seq_free(seq);
+    cl_model_close(m);
+    return stats;
+}
+
+static void test_a_guessed_record_that_is_still_on_its_way_is_waited_for(const tiny_model *t) {
+    uint64_t late = 0;
+    clear_gate();
+    for (int e = 0; e < TINY_EXPERTS; e++) {
+        cl_model_stats stats = guess_while_held(t, TINY_EXPERTS + e);
+        CHECK(stats.lookahead_predicted == TINY_TOP_K && stats.lookahead_right <= TINY_TOP_K);
+        CHECK(stats.lookahead_late <= stats.lookahead_right && stats.lookahead_active == 1);
+        late += stats.lookahead_late;
+        for (int i = 0; i < RECORDS; i++) CHECK(atomic_load(&record_reads[i]) <= 1);
+    }
+    CHECK(late > 0);
+}
+
+static void test_auto_begins_with_a_trial_and_then_decides(const tiny_model *t) {
+    cl_model_options o = t->options;
+    o.expert_slots = 1; /* with the ring fewer than a step needs: steps that read nothing would not count */
+    o.lookahead = CL_SWITCH_AUTO;
+    cl_model *m = open_model(&o);
+    cl_seq *seq = new_seq(m);
+    uint64_t guessed[CL_TRIAL_WINDOWS];
+    for (int i = 0; i < CL_TRIAL_WINDOWS * CL_TRIAL_WINDOW; i++) {
+        if (cl_seq_length(seq) == TOKENS) {
+            cl_seq_free(seq);
+            seq = new_seq(m);
+        }
+        CHECK(decode(m, seq) == CL_OK);
+        cl_model_stats stats;
+        cl_model_get_stats(m, &stats);
+        guessed[i / CL_TRIAL_WINDOW] = stats.lookahead_predicted;
+        CHECK(stats.lookahead_active == 0 || i == CL_TRIAL_WINDOWS * CL_TRIAL_WINDOW - 1);
+    }
+    CHECK(guessed[0] == 0);
+    for (int w = 1; w < CL_TRIAL_WINDOWS; w++) CHECK((guessed[w] > guessed[w - 1]) == w % 2);
+    cl_seq_free(seq);
+    cl_model_close(m);
+}
+
+/* Steps of `off` and `on` us, every seventh disturbed, until a trial is over; the verdict. */
+static uint32_t verdict_of(cl_trial *trial, double off, double on) {
+    while (trial->resting) cl_trial_add(trial, 1);
+    for (int i = 0; !trial->resting; i++) {
+        double us = cl_trial_position(trial) ? on : off;
+        cl_trial_add(trial, i % 7 ? us + i % 3 : 10 * (i % 2 ? on : off));
+    }
+    return cl_trial_position(trial);
+}
+
+static void test_a_trial_leaves_the_switch_where_it_wins(void) {
+    cl_trial trial = {0};
+    CHECK(verdict_of(&trial, 1000, 900) == 1);
+    CHECK(verdict_of(&trial, 1000, 950) == 1);
+    CHECK(verdict_of(&trial, 1000, 1000) == 0); /* costs nothing, brings nothing */
+    CHECK(verdict_of(&trial, 900, 1000) == 0);
+    CHECK(verdict_of(&trial, 1000, 500) == 1);
+    uint32_t steps = 0;
+    for (; trial.resting; steps++) cl_trial_add(&trial, 1e9);
+    CHECK(steps == CL_TRIAL_REST && cl_trial_position(&trial) == 0);
 }
 
 /* ---- prompts ---- */
@@ -240,6 +330,7 @@ static crowd make_crowd(const tiny_model *t, uint32_t ring, uint64_t slots, uint
     o.max_prefills = n;
     o.kv_pages = 10;
     o.threads = 2;
+    o.lookahead = test_random() % 2 ? CL_SWITCH_ON : CL_SWITCH_OFF;
     crowd c = {.m = open_model(&o)};
     c.row_seq = new_seq(c.m);
     for (uint32_t i = 0; i < n; i++) {
@@ -330,6 +421,9 @@ int main(void) {
     set_expected(&t);
     test_arithmetic_goes_on_while_a_read_is_held_up(&t);
     test_a_broken_record_fails_the_rows_that_want_it(&t);
+    test_a_guessed_record_that_is_still_on_its_way_is_waited_for(&t);
+    test_auto_begins_with_a_trial_and_then_decides(&t);
+    test_a_trial_leaves_the_switch_where_it_wins();
     test_the_next_layer_is_read_before_its_router_has_chosen(&t);
     test_many_cursors_in_a_small_ring_all_come_to_their_end(&t);
     test_a_record_that_breaks_in_between_fails_cursors_and_leaves_nothing_pinned(&t);

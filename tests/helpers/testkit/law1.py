@@ -18,7 +18,7 @@ import pytest
 from colibri.core.container import open_container
 from colibri.core.core import Model, ModelOptions, ModelStats, Row
 from colibri.core.core import Sequence as CoreSequence
-from colibri.core.core_options import IoBackend, Verify
+from colibri.core.core_options import IoBackend, Switch, Verify
 from colibri.daemon.core_model import CoreModel
 from colibri.daemon.engine import page_identity
 from colibri.daemon.model_port import PAGE_POSITIONS
@@ -33,6 +33,7 @@ ISAS = ("generic", "avx2")
 IO_BACKENDS: tuple[IoBackend, ...] = ("auto", "threads")
 OPENED_BY = ("isa", "slots", "stripes", "threads")
 VERIFY: tuple[Verify, ...] = ("always", "first", "never")
+LOOKAHEAD: tuple[Switch, ...] = ("on", "off")
 # Fields of Opening and Course. The cheaper value first: a row of a covering array takes it when nothing depends on it.
 DIMENSIONS: Mapping[str, tuple[Value, ...]] = {
     "isa": ISAS[::-1],
@@ -187,7 +188,12 @@ def reading(opening: Opening) -> ModelOptions:
     """How the experts of an opening are read; the openings take turns, so that all combinations occur."""
     values = (opening.isa, opening.slots, opening.stripes, opening.threads)
     turns = [DIMENSIONS[name].index(value) for name, value in zip(OPENED_BY, values, strict=True)]
-    return replace(OPTIONS, io_backend=IO_BACKENDS[sum(turns) % 2], verify=VERIFY[sum(turns[1:3]) % 3])
+    return replace(
+        OPTIONS,
+        io_backend=IO_BACKENDS[sum(turns) % 2],
+        verify=VERIFY[sum(turns[1:3]) % 3],
+        lookahead=LOOKAHEAD[(turns[1] + turns[3]) % 2],
+    )
 
 
 @contextmanager
