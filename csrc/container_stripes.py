@@ -16,7 +16,7 @@ from colibri.core.container_files import ALIGN, ContainerError, StripeHeader, na
 from colibri.core.paths import why_unreachable
 from colibri.v1 import manifest_pb2
 
-_NAME = re.compile(r"(stripe|mirror)-([0-9]{3})\.colibri")
+STRIPE_FILE = re.compile(r"(stripe|mirror)-([0-9]{3})\.colibri")
 
 
 class DamagedStripeError(ContainerError):
@@ -82,7 +82,7 @@ class StripeFiles:
 
     def _look_into(self, folder: Path) -> None:
         try:
-            found = [match for name in sorted(os.listdir(folder)) if (match := _NAME.fullmatch(name))]
+            found = [match for name in sorted(os.listdir(folder)) if (match := STRIPE_FILE.fullmatch(name))]
         except OSError as error:
             raise ContainerError(f"{folder} cannot be read: {why_unreachable(folder, error)}") from error
         for match in (match for match in found if match[1] == "mirror"):

@@ -99,6 +99,13 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
             "is given at all and the folders lie on different file systems, the drives are measured; else it is 1",
         )
         add_placement(parser, None)
+    if command == "repair":
+        parser.add_argument(
+            "--source",
+            metavar="CHECKPOINT",
+            type=source,
+            help="the checkpoint that the container was packed from, for what no mirror holds",
+        )
     if command == "scrub":
         parser.add_argument(
             "--rate", metavar="MB/S", type=positive, default=0, help="read no faster than this (default: no bound)"

@@ -16,7 +16,7 @@ from colibri.core.errors import CoreError
 from colibri.packer.arguments import add_arguments
 from colibri.packer.commands import run_export, run_inspect, run_pack, run_plan, run_verify
 from colibri.packer.disk import REFUSALS, DriveError
-from colibri.packer.drive_commands import run_restripe, run_scrub
+from colibri.packer.drive_commands import run_repair, run_restripe, run_scrub
 from colibri.packer.errors import CheckpointError, FolderError
 from colibri.packer.interrupt import Interrupted, raised
 from colibri.packer.journal import JournalError
@@ -38,6 +38,7 @@ again.
   colibri-pack inspect DIR          what a container holds
   colibri-pack verify DIR           reads every byte, names every fault
   colibri-pack restripe DIR --to D  moves a container to other drives or weights
+  colibri-pack repair DIR           sets right what is damaged, from mirrors or the checkpoint
   colibri-pack scrub DIR            reads the experts at leisure, names what is damaged
   colibri-pack export DIR --out D   back to a Hugging Face checkpoint, with the weights that the daemon computes with
 
@@ -51,6 +52,10 @@ _DESCRIPTIONS = {
     "restripe": "Moves a container to other folders: other drives, or other weights. The checkpoint is not needed, the "
     "old container stays as it is, and sessions go on with the new one. A move that was stopped goes on when the same "
     "command is run again.",
+    "repair": "Reads every byte of a container and writes anew, in place, what is damaged or lost: from the mirror, "
+    "else from the checkpoint, and only what has the SHA-256 of what was packed. May run beside a daemon. For a stripe "
+    "whose drive was replaced, give an empty folder on the new one with --stripe. A repair that was stopped goes on "
+    "when the same command is run again.",
     "scrub": "Reads every expert of a container from its drives, no faster than it is told, and names what is "
     "damaged. May run beside a daemon.",
     "export": "Writes a container back as a Hugging Face checkpoint, with the weights that the daemon computes with.",
@@ -86,12 +91,13 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "inspect": run_inspect,
     "verify": run_verify,
     "restripe": run_restripe,
+    "repair": run_repair,
     "scrub": run_scrub,
     "export": run_export,
 }
 
 
-_RESUMING = ("pack", "restripe")
+_RESUMING = ("pack", "restripe", "repair")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

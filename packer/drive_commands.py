@@ -5,18 +5,22 @@ Beside commands.py, which packs, shows and exports.
 
 import argparse
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 from colibri.core.container import open_container
 from colibri.core.container_survey import read_manifest
 from colibri.core.scrub import Finding
 from colibri.packer import show
+from colibri.packer.checkpoint import Checkpoint
 from colibri.packer.commands import print_json
 from colibri.packer.folders import make_folders, shared_drive_warnings
 from colibri.packer.progress import reporter
+from colibri.packer.repair import repair
+from colibri.packer.repair_stripes import Repairs
 from colibri.packer.restripe import moved_bytes, plan_move, restripe
 from colibri.packer.scrub import Pace, scrub
-from colibri.packer.verify import stripes_bytes
+from colibri.packer.verify import stripes_bytes, total_bytes
 from colibri.packer.weights import choose_weights, given_weights
 from colibri.packer.wording import counted, size_text
 
@@ -41,6 +45,40 @@ def run_restripe(options: argparse.Namespace) -> int:
         print(show.manifest_text(manifest, warnings=False))
         print(f"\nThe container in {options.container} is as it was; it is no longer needed.")
     return 0
+
+
+def run_repair(options: argparse.Namespace) -> int:
+    """Set a container right; 1 if something remains."""
+    total = total_bytes(read_manifest(options.container))
+    with ExitStack() as stack:
+        checkpoint = None if options.source is None else stack.enter_context(Checkpoint.open(options.source))
+        with reporter("repairing", total, sys.stderr) as progress:
+            done = repair(options.container, options.stripes, checkpoint, reporter=progress)
+    if options.json:
+        print_json(show_repairs(done))
+    else:
+        lines = [*done.fixed, *map(str, done.extents), *done.remains]
+        work = counted(len(done.fixed) + len(done.extents), "repair")
+        verdict = f"{counted(len(done.remains), 'fault remains', 'faults remain')}" if done.remains else "in order"
+        print("\n".join([*lines, f"{verdict}: {size_text(done.checked_bytes)} checked, {work}"]))
+    return 1 if done.remains else 0
+
+
+def show_repairs(done: Repairs) -> dict[str, Any]:
+    """Return what a repair did, as it is printed for programs."""
+    extents = [
+        {
+            "file": str(item.path),
+            "offset": item.offset,
+            "bytes": item.bytes,
+            "layer": item.layer,
+            "expert": item.expert,
+            "from": item.origin,
+        }
+        for item in done.extents
+    ]
+    told = {"ok": not done.remains, "checked_bytes": done.checked_bytes, "extents": extents}
+    return {**told, "fixed": done.fixed, "remains": done.remains}
 
 
 def run_scrub(options: argparse.Namespace) -> int:

@@ -1,0 +1,82 @@
+"""`colibri-pack repair`: sets a damaged container right, in place and to the bit, from mirrors and its checkpoint.
+
+Goes through the whole container: bundled files, dense weights, tables, then every copy of every extent; rebuilds what
+is damaged or lost and names what it cannot. Holds the shared locks only, so a daemon may go on serving: nothing is ever
+written over but bytes that fail their checksum, with bytes that pass it, and whoever reads such an extent meanwhile
+checks it before use. Two repairs at a time are refused. Repeating it, also after a kill, goes on where it was. The
+manifest has no second copy: without it there is nothing to go by.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from colibri.core.container import MANIFEST_NAME, ContainerError
+from colibri.core.container_folders import ContainerFolders
+from colibri.core.container_survey import Survey
+from colibri.packer.checkpoint import Checkpoint
+from colibri.packer.disk import Disk
+from colibri.packer.folders import Need, require_room
+from colibri.packer.places import Place, find_places
+from colibri.packer.progress import Reporter, Silent
+from colibri.packer.rebuild import Rebuilder
+from colibri.packer.repair_files import DenseRepair, repair_bundled
+from colibri.packer.repair_stripes import Repairs, StripeRepair, records_of
+from colibri.packer.repair_tables import TableRepair
+
+
+def repair(
+    primary: Path,
+    stripes: Sequence[Path],
+    checkpoint: Checkpoint | None = None,
+    *,
+    disk: Disk | None = None,
+    reporter: Reporter | None = None,
+) -> Repairs:
+    """Repair the container in `primary` and the folders `stripes`, empty ones for stripes that are lost.
+
+    Raises ContainerError for a damaged manifest or a file of another container, CheckpointError for a checkpoint that
+    is broken or another model, FolderError, DriveError for what the drives refuse.
+    """
+    disk, reporter = disk or Disk(), reporter or Silent()
+    with ContainerFolders(primary, stripes) as folders, _alone(folders.paths[0]):
+        manifest = folders.manifest
+        rebuilder = None if checkpoint is None else Rebuilder(checkpoint, manifest)
+        places, unplaced = find_places(folders.paths, manifest)
+        _require_room(disk, places)
+        repairs = Repairs()
+        repairs.remains += [*folders.warnings, *unplaced]
+        repair_bundled(folders.paths[0], manifest, rebuilder, repairs, disk)
+        DenseRepair(folders.paths[0], manifest, rebuilder, repairs, disk).run(reporter)
+        survey = Survey(folders.paths, manifest)
+        tables = TableRepair(manifest, places, rebuilder, disk).run(
+            folders.paths[0], survey.extent_crcs, survey.record_digests, repairs
+        )
+        if tables is not None:
+            work = StripeRepair(manifest, places, rebuilder, repairs, disk)
+            work.prepare(lambda: records_of(manifest, *tables))
+            work.run(records_of(manifest, *tables), reporter)
+        return repairs
+
+
+@contextmanager
+def _alone(primary: Path) -> Iterator[None]:
+    """Keep other repairs out, and nobody else: the lock is on the manifest, which only repairs lock."""
+    path = primary / MANIFEST_NAME
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ContainerError(f"{primary} is being repaired by another process") from error
+        yield
+    finally:
+        os.close(fd)
+
+
+def _require_room(disk: Disk, places: Sequence[Place]) -> None:
+    """Lost and cut files will take their full size."""
+    wanting = [place for place in places if place.problem]
+    require_room(disk, [Need(place.path.parent, place.copy.bytes, (place.work,)) for place in wanting])
