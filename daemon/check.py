@@ -60,9 +60,11 @@ def run_checks(config: Config) -> list[Finding]:
                 "container",
                 True,
                 f"{container.manifest.source.name}: {opening.experts_of(container)} experts in {len(layers)} layers "
-                f"on {len(container.stripe_paths)} stripes, content {container.content_id[:16]}",
+                f"on {len(container.stripe_paths)} stripes, content {container.content_id[:16]}"
+                + "".join(f"; warning: {text}" for text in container.warnings),
             ),
         )
+        findings.insert(1, Finding("reading", True, opening.reading_text(config)))
         try:
             text = opening.open_text(container)
             findings.append(Finding("text", True, "; ".join(text.problems + text.notes) or text.renderer))

@@ -80,7 +80,8 @@ def plan(config: Config, as_json: bool) -> int:
     try:
         with open_model(config) as opened:
             table = opened.table
-            print(json.dumps(table.as_json()) if as_json else f"{table.text()}\n{opened.streamed}")
+            document = {**table.as_json(), "reading": opened.reading}
+            print(json.dumps(document) if as_json else f"{table.text()}\n{opened.streamed}\n{opened.reading}")
             return EXIT_OK
     except StartError as error:
         return _fail(error, as_json)
@@ -110,19 +111,21 @@ def serve(config: Config) -> int:
 
 
 def _run(config: Config, opened: Opened) -> int:
-    for note in (*opened.text.problems, *opened.text.notes):
+    for note in (*opened.container.warnings, *opened.text.problems, *opened.text.notes):
         log.warning("%s", note)
     for setting in SamplingDefaults.of(opened.text.generation_config).ignored:
         log.warning("generation_config.json: %s is not applied by this version", setting)
     log.info("memory plan\n%s", opened.table.text())
     log.info("%s", opened.streamed)
+    log.info("%s", opened.reading)
     runtime = CoreRuntime(config, opened)
 
     async def run() -> tuple[int, bool]:
         notifier = Notifier(warn=log.warning)
         server = Server(config.listen, opened.text, opened.facts, runtime, notifier, config.heartbeat)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, server.stop)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
         return await server.run(), server.loading_abandoned
 
     code, abandoned = asyncio.run(run())

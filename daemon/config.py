@@ -65,6 +65,16 @@ def _seconds(low: float, high: float) -> Parser:
     return parse
 
 
+def _speed(value: Any, _: Path) -> float:
+    """MB/s; 0 for "off"."""
+    if value == "off":
+        return 0.0
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
+    if not 0.1 <= number <= 100_000:  # false for NaN too
+        raise ValueError('a number of MB/s from 0.1 to 100000 is expected, or "off"')
+    return number
+
+
 def _choice(*allowed: str) -> Parser:
     def parse(value: Any, _: Path) -> str:
         if value not in allowed:
@@ -163,7 +173,16 @@ class Config:
     pass_tokens: int = _key(_integer(1, 2**20), "longest piece of a prompt that is worked on at once", 512)
     max_sequences: int = _key(_integer(1, 1024), "generations that decode at the same time", 8)
     threads: int = _key(_integer(0, 1024), "compute threads; 0: one per core", 0)
-    io_threads: int = _key(_integer(0, 64), "reading threads per stripe; 0: two", 0)
+    io_backend: str = _key(
+        _choice("auto", "io_uring", "threads"),
+        "how experts are read: auto (io_uring where the kernel allows it), io_uring, threads",
+        "auto",
+    )
+    io_depth: int = _key(_integer(0, 1024), "reads in flight per stripe with io_uring; 0: the core's default", 0)
+    io_threads: int = _key(_integer(0, 64), "reading threads per stripe, where threads read; 0: two", 0)
+    verify: str = _key(
+        _choice("always", "first", "never"), "when the bytes of an expert are checked: always, first, never", "always"
+    )
     direct: str = _key(_choice("auto", "on", "off"), "O_DIRECT for expert reads: auto, on, off", "auto")
     activation: str = _key(_choice("i16", "i8"), "activations against quantised weights: i16, i8", "i16")
     isa: str = _key(_choice("auto", "generic", "avx2"), "instruction set: auto, generic, avx2", "auto")
@@ -173,6 +192,7 @@ class Config:
     retention: float = _key(
         _seconds(3600, 30 * 86400), "seconds for which a finished generation can be read again", 86400.0
     )
+    scrub: float = _key(_speed, "MB/s at which an idle daemon reads its container, once a week; or off", 16.0)
     log_level: str = _key(_choice(*LEVELS), "debug, info, warning, error", "info")
 
 

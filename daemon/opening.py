@@ -76,6 +76,11 @@ class Opened:
             f"stripe{'' if stripes == 1 else 's'}, {self.table.expert_slots} kept in memory"
         )
 
+    @property
+    def reading(self) -> str:
+        """How experts are read, as configured."""
+        return reading_text(self.config)
+
     def close(self) -> None:
         self.container.close()
 
@@ -86,6 +91,16 @@ class Opened:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def reading_text(config: Config) -> str:
+    """How experts are read and looked after, as configured."""
+    depth = config.io_depth or "default"
+    scrub = f"{config.scrub:g} MB/s" if config.scrub else "off"
+    return (
+        f"experts read with io_backend {config.io_backend} (io_depth {depth}), direct {config.direct}, verify "
+        f"{config.verify}; scrub {scrub}"
+    )
 
 
 def open_model(config: Config) -> Opened:
@@ -164,7 +179,10 @@ def model_options(config: Config, sizes: Sizes, slots: int, banned: tuple[int, .
         activation=config.activation,  # type: ignore[arg-type]
         isa=config.isa,
         threads=config.threads,
+        io_backend=config.io_backend,  # type: ignore[arg-type]
+        io_depth=config.io_depth,
         io_threads=config.io_threads,
+        verify=config.verify,  # type: ignore[arg-type]
         direct=config.direct,  # type: ignore[arg-type]
         banned_tokens=banned,
     )

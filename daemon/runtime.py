@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
 from colibri.core import core
 from colibri.core.errors import CoreError, NoMemoryError, StorageError
 from colibri.daemon.config import Config
+from colibri.daemon.core_errors import daemon_error
 from colibri.daemon.core_model import CoreModel
+from colibri.daemon.drive_care import DriveCare
+from colibri.daemon.drives import Drives, DriveView
 from colibri.daemon.engine import Engine, EngineOptions, page_identity
 from colibri.daemon.engine_api import EngineApi
 from colibri.daemon.errors import StoreError
 from colibri.daemon.generation import LoopWake
+from colibri.daemon.journal import WEAK_VERIFY, fields_of
 from colibri.daemon.machine import anonymous_bytes
 from colibri.daemon.opening import EXIT_CONFIG, EXIT_TEMPORARY, Opened, StartError
+from colibri.daemon.scrub_file import ScrubFile
 from colibri.daemon.stats import RuntimeView
 from colibri.daemon.store.folder import StateFolder
 from colibri.daemon.store.store import SessionStore
@@ -28,24 +32,19 @@ from colibri.daemon.store.writer import Durability
 log = logging.getLogger("colibri.daemon.runtime")
 
 
-def buffered_names(stats: core.ModelStats, stripes: Sequence[Path]) -> list[str]:
-    """The stripes that are read through the page cache. `stripes`: their files, by number."""
-    named = [f"stripe {i} ({path})" for i, path in enumerate(stripes) if stats.buffered_stripes >> i & 1]
-    return named or ([] if stats.direct_active else ["a stripe after the 64th"])
-
-
-def buffered_remark(direct: str, buffered: Sequence[str]) -> str:
-    """What to say about `buffered` stripes that nobody asked to read through the page cache, "" if all is as asked."""
+def buffered_remark(direct: str, drives: Sequence[DriveView]) -> str:
+    """What to say about stripes that nobody asked to read through the page cache, "" if all is as asked."""
+    buffered = [str(drive) for drive in drives if not drive.counters.direct]
     if direct != "auto" or not buffered:
         return ""
     return f"the file system refuses O_DIRECT: experts are read through the page cache from {', '.join(buffered)}"
 
 
-def faults_remark(read_errors: int, checksum_errors: int) -> str:
-    """How many reads of experts have failed since the start, "" if none has."""
-    if not read_errors and not checksum_errors:
-        return ""
-    return f"since the start {read_errors} failed reads and {checksum_errors} failed checksums of experts"
+def verify_remark(verify: str) -> str:
+    """What to say about a weaker check of experts than the full one, "" for that."""
+    if verify == "first":
+        return "experts are checked only when they are read for the first time (verify = first)"
+    return "experts are not checked at all (verify = never)" if verify == "never" else ""
 
 
 class CoreRuntime:
@@ -57,6 +56,8 @@ class CoreRuntime:
         self._model: core.Model | None = None
         self._engine: Engine | None = None
         self._store: SessionStore | None = None
+        self._drives = Drives(opened.container.stripe_paths)
+        self._care: DriveCare | None = None
         self._buffered = ""
         try:
             self._folder = StateFolder(config.state, opened.container.content_id, opened.facts.name)
@@ -72,24 +73,35 @@ class CoreRuntime:
             raise StartError(f"the model cannot be loaded: {error}", EXIT_TEMPORARY) from error
         except CoreError as error:
             raise StartError(f"the model cannot be loaded: {error}") from error
-        buffered = buffered_names(self._model.stats(), self._opened.container.stripe_paths)
-        self._buffered = buffered_remark(self._config.direct, buffered)
+        self._drives.update(self._model.drive_stats())
+        self._buffered = buffered_remark(self._config.direct, self._drives.views())
         if self._buffered:
             log.warning("%s", self._buffered)
+        if remark := verify_remark(self._config.verify):
+            log.warning("%s", remark, extra=fields_of("weak-verify", WEAK_VERIFY))
 
     def look(self) -> RuntimeView:
         table = self._opened.table
-        remarks: tuple[str, ...] = ()
         if self._engine is not None:
             assert self._model is not None
-            stats = self._model.stats()
-            remarks = tuple(filter(None, (self._buffered, faults_remark(stats.read_errors, stats.checksum_errors))))
+            self._drives.update(self._model.drive_stats())
+        fraction = self._care.fraction if self._care is not None else None
         return RuntimeView(
-            remarks=remarks,
+            drives=self._drives.views(),
+            remarks=self._remarks(),
+            doing=tuple(f"scrub {fraction:.0%} done" for fraction in [fraction] if fraction is not None),
             planned_bytes=table.planned,
             experts=table.experts,
             expert_slots=table.expert_slots,
+            scrub_fraction=fraction,
         )
+
+    def _remarks(self) -> tuple[str, ...]:
+        if self._engine is None:
+            return ()
+        care = self._care.failure if self._care is not None else ""
+        lost = (*self._opened.container.warnings, self._buffered, verify_remark(self._config.verify), care)
+        return (*filter(None, lost), *self._drives.remarks())
 
     def expert_heat(self) -> bytes:
         return b""
@@ -98,7 +110,19 @@ class CoreRuntime:
         return self._folder.session_bytes()
 
     def reload(self) -> None:
-        pass
+        try:
+            self._reopen()
+        except CoreError as error:
+            raise daemon_error(error) from error
+        finally:
+            if self._care is not None:
+                self._care.retry_now()
+
+    def _reopen(self) -> None:
+        """Raises CoreError for the first stripe that cannot be opened; the others are tried all the same."""
+        assert self._engine is not None
+        assert self._model is not None
+        self._engine.between_steps(self._model.reopen_stripes)
 
     def load_progress(self) -> tuple[int, int]:
         if self._model is None:
@@ -118,7 +142,23 @@ class CoreRuntime:
         except StoreError as error:
             raise StartError(str(error)) from error
         self._engine.start()
+        self._care = self._make_care(self._engine)
+        self._care.start()
         return self._engine
+
+    def _make_care(self, engine: Engine) -> DriveCare:
+        steps = 0
+
+        def busy() -> bool:
+            """Also if something ran and ended since the last look."""
+            nonlocal steps
+            stats = engine.stats()
+            before, steps = steps, stats.steps
+            return stats.running + stats.queued > 0 or steps != before
+
+        container = self._opened.container
+        file = ScrubFile(self._folder.root, container.manifest.layout.uuid, len(container.stripe_paths))
+        return DriveCare(container, self._drives, file, self._config.scrub * 1e6, busy, self._reopen)
 
     def work_done(self) -> int:
         """The core's work items; before the engine runs, bytes of memory touched and of weights read: with a big
@@ -133,6 +173,8 @@ class CoreRuntime:
 
     def close(self) -> None:
         """After the engine has drained. Writes what is queued and gives everything back."""
+        if self._care is not None:
+            self._care.close()
         if self._store is not None:
             self._store.close()
         else:

@@ -32,7 +32,11 @@ def test_plan_prints_the_table_or_one_json_object(tmp_path: Path, tiny: Tiny) ->
     assert shown.returncode == 0, shown.stderr
     for part in ("dense weights", "keys and values", "expert slots", "prefill pass", "left", "streamed from 2 stripes"):
         assert part in shown.stdout
-    plan = json.loads(colibrid("plan", "--json", "--config", config, "--expert-slots", "3").stdout)
+    flags = ("--expert-slots", "3", "--io-backend", "threads", "--io-depth", "7", "--verify", "first", "--scrub", "2.5")
+    plan = json.loads(colibrid("plan", "--json", "--config", config, *flags).stdout)
+    assert plan["reading"] == (
+        "experts read with io_backend threads (io_depth 7), direct auto, verify first; scrub 2.5 MB/s"
+    )
     assert (plan["expert_slots"], plan["experts"], plan["fits"]) == (3, 16, True)
     assert plan["planned_bytes"] == sum(row["bytes"] for row in plan["rows"])
 
@@ -88,7 +92,7 @@ def test_check_passes_what_serve_would_take(tmp_path: Path, tiny: Tiny) -> None:
     report = json.loads(done.stdout)
     assert report["ok"] is True
     names = [finding["name"] for finding in report["findings"]]
-    assert names == ["container", "state", "listen", "text", "memory"]
+    assert names == ["container", "reading", "state", "listen", "text", "memory"]
     assert "16 experts in 2 layers on 2 stripes" in report["findings"][0]["detail"]
     assert not (tmp_path / "state").exists(), "check makes nothing"
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import shutil
+import signal
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
 
+from colibri.v1 import admin_service_pb2 as admin_pb2
 from colibri.v1 import inference_service_pb2 as inference_pb2
 from colibri.v1 import types_pb2
 from testkit.damage import Extent, Need, copy_of, distinct, experts_needed, extents
@@ -18,6 +22,7 @@ from testkit.process import Process, serving, write_config
 from testkit.service import request, tokens_of
 
 Generation = types_pb2.Generation
+Stats, Device = admin_pb2.Stats, admin_pb2.Device
 VICTIM_TOKENS, BYSTANDER_TOKENS = 12, 60
 DATA_LOSS = grpc.StatusCode.DATA_LOSS.value[0]
 
@@ -162,3 +167,58 @@ def test_a_stripe_that_is_cut_short_under_the_daemon_fails_what_reaches_behind_i
         with place.path.open("r+b") as file:
             file.write(whole)
         assert process.generate(scene.victim, max_tokens=VICTIM_TOKENS)[-1].finished.state == Generation.STATE_SUCCEEDED
+
+
+def snapshot(process: Process) -> admin_pb2.Stats:
+    call = process.admin.WatchStats(admin_pb2.WatchStatsRequest())
+    stats: admin_pb2.Stats = next(call)
+    call.cancel()
+    return stats
+
+
+def until_state(process: Process, state: admin_pb2.Stats.State) -> admin_pb2.Stats:
+    until = time.monotonic() + 30
+    while (stats := snapshot(process)).state != state:
+        assert time.monotonic() < until, stats
+        time.sleep(0.1)
+    return stats
+
+
+@pytest.mark.parametrize("how", ["in place", "another file"])
+def test_a_degraded_drive_is_named_until_a_reload_finds_it_repaired(
+    scene: Scene, broken: tuple[Path, Extent], how: str
+) -> None:
+    config, place = broken
+    drive, answer = place.path.parent, {"max_tokens": VICTIM_TOKENS}
+    with serving(config) as process:
+        assert until_state(process, Stats.STATE_READY).devices[0].state == Device.STATE_OK
+        place.flip()
+        assert process.generate(scene.victim, **answer)[-1].finished.state == Generation.STATE_FAILED
+        stats = until_state(process, Stats.STATE_DEGRADED)
+        (bad,) = [device for device in stats.devices if device.state == Device.STATE_DEGRADED]
+        assert bad.path == str(place.path)
+        assert bad.checksum_errors > 0
+        assert f"layer {scene.bad.layer} expert {scene.bad.expert}" in bad.last_error
+        assert list(stats.degraded) == [f"drive {drive}: {bad.last_error}"]
+        process.hear_of(f"degraded: drive {drive}: ")
+
+        process.popen.send_signal(signal.SIGHUP)
+        process.hear("RELOADING=1")
+        time.sleep(2.5)
+        assert snapshot(process).state == Stats.STATE_DEGRADED, "nothing was repaired"
+
+        if how == "another file":
+            repaired = place.path.with_name("repaired")
+            shutil.copyfile(place.path, repaired)
+            Extent(repaired, place.offset, place.bytes).flip()
+            repaired.rename(place.path)
+        else:
+            place.flip()
+        process.popen.send_signal(signal.SIGHUP)
+        stats = until_state(process, Stats.STATE_READY)
+        assert list(stats.degraded) == []
+        assert process.generate(scene.victim, **answer)[-1].finished.state == Generation.STATE_SUCCEEDED
+        logged = process.log.read_text().splitlines()
+        assert len([line for line in logged if f"drive {drive} is degraded: " in line]) == 1
+        assert len([line for line in logged if f"drive {drive} is well again" in line]) == 1
+        assert process.popen.poll() is None

@@ -249,10 +249,12 @@ def test_a_damaged_expert_stands_in_the_log_the_status_and_the_server_s_info(tmp
         for start in range(3):
             last = process.generate(some_tokens(40, start=start), max_tokens=2)[-1]
             assert (last.finished.state, last.finished.error.reason) == (Generation.STATE_FAILED, "EXPERT_CHECKSUM")
-        process.hear_of("failed checksums of experts")
+        process.hear_of(f"degraded: drive {path.parent}: layer ")
         (said,) = process.admin.GetServerInfo(admin_pb2.GetServerInfoRequest()).degraded
-        assert said.startswith("since the start 0 failed reads and ")
-        logged = [line for line in process.log.read_text().splitlines() if "ERROR" in line]
+        assert re.match(rf"drive {path.parent}: layer \d+ expert \d+: .* of stripe \d+ \({path}\) fail", said)
+        errors = [line for line in process.log.read_text().splitlines() if "ERROR" in line]
+        assert len([line for line in errors if f"drive {path.parent} is degraded: " in line]) == 1
+        logged = [line for line in errors if " is degraded: " not in line]
         assert logged
         for line in logged:
             assert re.search(rf"layer \d+ expert \d+: \d+ bytes at offset \d+ of stripe \d+ \({path}\) fail", line)

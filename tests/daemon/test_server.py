@@ -12,15 +12,17 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from colibri.daemon.config import Address
+from colibri.daemon.drives import Drives
 from colibri.daemon.endpoint import Endpoint, EndpointError, lock_path
 from colibri.daemon.errors import EngineFailedError
 from colibri.daemon.opening import StartError
-from colibri.daemon.runtime import buffered_remark, faults_remark
+from colibri.daemon.runtime import buffered_remark, verify_remark
 from colibri.daemon.server import message_limit
 from colibri.daemon.stats import RuntimeView
 from colibri.v1 import admin_service_pb2 as admin_pb2
 from colibri.v1 import inference_service_pb2 as inference_pb2
 from colibri.v1 import types_pb2
+from testkit.drive_counters import Counters
 from testkit.fake_model import FakeModel, continuation
 from testkit.service import VOCAB, blocked, daemon, first, refused, request, rest, run, tokens_of, until_ready
 
@@ -229,25 +231,25 @@ def test_the_message_limit_grows_with_the_context() -> None:
 
 
 @pytest.mark.parametrize("direct", ["auto", "on", "off"])
-@pytest.mark.parametrize("buffered", [[], ["stripe 1 (/drive)"]])
-def test_c17_reads_through_the_page_cache_are_remarked_where_nobody_asked_for_them(
-    direct: str, buffered: list[str]
-) -> None:
-    remark = buffered_remark(direct, buffered)
-    assert bool(remark) == (direct == "auto" and bool(buffered))
-    assert not remark or "stripe 1 (/drive)" in remark
+@pytest.mark.parametrize("buffered", [False, True])
+def test_c17_reads_through_the_page_cache_are_remarked_where_nobody_asked_for_them(direct: str, buffered: bool) -> None:
+    drives = Drives([Path("/a/stripe-000.colibri"), Path("/b/stripe-001.colibri")])
+    drives.update([Counters(), Counters(direct=not buffered)])
+    remark = buffered_remark(direct, drives.views())
+    assert bool(remark) == (direct == "auto" and buffered)
+    assert not remark or remark.endswith("from stripe 1 (/b/stripe-001.colibri)")
 
 
-def test_failed_reads_are_remarked_with_their_counts() -> None:
-    assert faults_remark(0, 0) == ""
-    assert "3 failed reads and 0 failed checksums" in faults_remark(3, 0)
-    assert "0 failed reads and 2 failed checksums" in faults_remark(0, 2)
+def test_a_weaker_check_of_experts_is_remarked() -> None:
+    assert verify_remark("always") == ""
+    assert "verify = first" in verify_remark("first")
+    assert "verify = never" in verify_remark("never")
 
 
 def test_c17_a_remark_of_the_runtime_stands_in_the_status_line_and_in_the_server_s_info(tmp_path: Path) -> None:
     async def work() -> None:
         async with daemon(tmp_path, wait=False, hold_loading=True) as running:
-            remark = buffered_remark("auto", ["stripe 1 (/drive)"])
+            remark = "stripe 1 is read through the page cache"
             running.runtime.view = RuntimeView(remarks=(remark,))
             running.runtime.loading.set()
             await until_ready(running)
