@@ -1,4 +1,4 @@
-"""Drives that fail under a daemon: the model, the drives it lies on, and the proof that nothing of them stays behind."""
+"""Drives that fail under a daemon: the model, the drives it lies on, the proof that nothing of them stays behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def nothing_stays_behind(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def on_drive(tmp_path: Path, nothing_stays_behind: None) -> Iterator[OnDrive]:
+def on_drive(tmp_path: Path) -> Iterator[OnDrive]:
     """Copies a scene's model: its last folder onto a new loop drive, the others beside it."""
     with ExitStack() as stack:
 
