@@ -22,6 +22,7 @@ def test_readiness_and_restart_follow_the_daemon_s_contract() -> None:
     assert unit["NotifyAccess"] == "main"
     assert unit["Restart"] == "on-failure"
     assert unit["ExecStart"].startswith("/usr/bin/colibrid serve --config ")
+    assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert unit["ExecStartPre"].startswith("/usr/bin/colibrid check --config ")
 
 
@@ -69,4 +70,4 @@ def test_the_unit_s_commands_are_the_daemon_s(tmp_path: Path) -> None:
 
 
 def test_nothing_is_set_that_the_daemon_does_not_use() -> None:
-    assert not {"ExecReload", "CacheDirectory", "FileDescriptorStoreMax"} & set(settings())
+    assert not {"CacheDirectory", "FileDescriptorStoreMax"} & set(settings())

@@ -24,7 +24,11 @@ OTHER: dict[str, tuple[str, str, Any]] = {
     "pass_tokens": ("64", "64", 64),
     "max_sequences": ("3", "3", 3),
     "threads": ("2", "2", 2),
+    "io_backend": ('"threads"', "threads", "threads"),
+    "io_depth": ("9", "9", 9),
     "io_threads": ("3", "3", 3),
+    "verify": ('"first"', "first", "first"),
+    "scrub": ("2.5", "2.5", 2.5),
     "direct": ('"off"', "off", "off"),
     "activation": ('"i8"', "i8", "i8"),
     "isa": ('"generic"', "generic", "generic"),
@@ -56,6 +60,18 @@ def flags(*arguments: str) -> dict[str, Any]:
 
 def needed(without: str = "") -> dict[str, str]:
     return {key: f'"{value}"' for key, value in NEEDED.items() if key != without}
+
+
+@pytest.mark.parametrize(("text", "rate"), [('"off"', 0.0), ("5", 5.0), ("0.1", 0.1)])
+def test_scrub_is_a_speed_or_off(tmp_path: Path, text: str, rate: float) -> None:
+    assert load_config({}, write(tmp_path, toml(needed() | {"scrub": text})), {}).scrub == rate
+    assert load_config(NEEDED | flags("--scrub", text.strip('"')), None, {}).scrub == rate
+
+
+@pytest.mark.parametrize("text", ['"on"', '"5"', "0", "0.05", "-1", "nan", "true", "1e9"])
+def test_what_is_no_speed_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r'scrub: .*: a number of MB/s from 0.1 to 100000 is expected, or "off"'):
+        load_config({}, write(tmp_path, toml(needed() | {"scrub": text})), {})
 
 
 def test_every_key_is_tried_here() -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from colibri.daemon import learned_pins
 from colibri.daemon.engine import Engine, EngineOptions, page_identity
 from colibri.daemon.heat_file import Heat, HeatFile
 from colibri.daemon.learned_pins import WARM_BUDGET_US, LearnedPins
+from colibri.daemon.model_port import PrefillPort, RowPort
 from colibri.daemon.store import files
 from colibri.daemon.store.files import Quarantine
 from colibri.daemon.store.store import SessionStore
@@ -34,8 +35,8 @@ class Heated(FakeModel):
     threads: set[str] = field(default_factory=set)
     warm_seconds: float = 0.0
 
-    def step(self, *arguments: object) -> None:  # type: ignore[override]
-        super().step(*arguments)  # type: ignore[arg-type]
+    def step(self, rows: Sequence[RowPort], prefills: Sequence[PrefillPort], budget_us: int | None) -> None:
+        super().step(rows, prefills, budget_us)
         self.heat[0] += 1 / 1024
 
     def export_heat(self) -> Heat:
@@ -150,7 +151,7 @@ def test_a_full_disk_is_said_once_and_is_over_when_it_is_over(
     monkeypatch.setattr(HeatedBench, "every", 0.0)
     bench = HeatedBench(tmp_path, Heated())
     with monkeypatch.context() as patched:
-        patched.setattr(learned_pins.HeatFile, "save", full)
+        patched.setattr(HeatFile, "save", full)
         assert bench.run([5]) == continuation([5], 5)
         wait_for(lambda: "No space left" in bench.pins.failure)
         bench.run([6])

@@ -221,7 +221,8 @@ def test_draining_ends_the_stream_behind_a_last_snapshot(tmp_path: Path) -> None
                     pass
             gate.set()
             for stream in (watching, quick):
-                assert (await rest(stream))[-1].state == Stats.STATE_DRAINING
+                snapshots: Any = await rest(stream)
+                assert snapshots[-1].state == Stats.STATE_DRAINING
 
     run(work)
 
@@ -243,7 +244,7 @@ def test_a_reload_is_told_to_the_service_manager_and_its_failure_to_the_log(
     async def work() -> None:
         async with daemon(tmp_path, wait=False, hold_loading=True) as running:
             sent: list[str] = []
-            monkeypatch.setattr(running.server._notifier, "_send", lambda text, _=0.0: sent.append(text) or True)
+            monkeypatch.setattr(running.server._notifier, "_send", lambda text, _=0.0: sent.append(text))
             running.server.reload()
             running.runtime.loading.set()
             await until_ready(running)
