@@ -67,7 +67,9 @@ def run_inspect(options: argparse.Namespace) -> int:
     """Print what a container holds; with all its stripes given, also open it."""
     manifest = read_manifest(options.container)
     if options.stripes:
-        open_container(options.container, options.stripes).close()
+        with open_container(options.container, options.stripes) as container:
+            for warning in container.warnings:
+                print(f"warning: {warning}", file=sys.stderr)
     if options.json:
         print_json(show.manifest_values(manifest))
     else:
@@ -94,6 +96,8 @@ def run_export(options: argparse.Namespace) -> int:
     with open_container(options.container, options.stripes) as container:
         total = exported_bytes(container.manifest, options.dtype)
         with reporter("exporting", total, sys.stderr) as progress:
+            for warning in container.warnings:
+                progress.note(f"warning: {warning}")
             shards = export(container, options.out, progress, dtype=options.dtype, shard_bytes=options.shard_bytes)
     if options.json:
         told = {"ok": True, "out": str(options.out), "shards": shards, "bytes": total, "dtype": options.dtype}

@@ -39,6 +39,8 @@ class RecordReader:
             where = f"{path}: layer {layer}, expert {expert}, offset {offset}"
             try:
                 data = read_exact(self._fds[path], offset, size)
+                # Read once and never again: the page cache is for others.
+                os.posix_fadvise(self._fds[path], offset, size, os.POSIX_FADV_DONTNEED)
             except (OSError, ContainerError) as error:
                 found.append(f"{where}: {getattr(error, 'strerror', None) or error}")
                 continue

@@ -6,6 +6,7 @@ be proved is left as it is and named.
 """
 
 import hashlib
+import os
 from pathlib import Path
 from uuid import UUID
 
@@ -75,6 +76,7 @@ class DenseRepair:
         left = len(self._repairs.remains)
         file = self._disk.open_output(work)
         try:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the drive is meant, not a copy in memory
             self._set_header(file, lost)
             for index in range(len(self._manifest.dense)):
                 self._set_tensor(file, index, lost)

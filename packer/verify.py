@@ -97,6 +97,7 @@ def _opened(paths: Sequence[Path | None]) -> Iterator[list[int]]:
             fds.append(-1 if path is None else os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             if path is not None:
                 stack.callback(os.close, fds[-1])
+                os.posix_fadvise(fds[-1], 0, 0, os.POSIX_FADV_DONTNEED)  # the drive is meant, not a copy in memory
         yield fds
 
 

@@ -17,6 +17,8 @@ from colibri.packer.progress import Silent
 from colibri.packer.verify import verify
 from testkit.checkpoints import TQ_CONFIG, tq_tensors, write_checkpoint, write_tq
 from testkit.faulty_disk import CountingDisk, PowerCut, PowerCutDisk
+from testkit.models import Tiny, make_tiny, prefill, same_bits, some_tokens
+from testkit.models import opened as model_of
 from testkit.packing import copy_container, files_of, pack_folder, plan_of
 
 
@@ -258,6 +260,25 @@ def test_the_core_is_given_the_mirror_of_each_stripe(folders: list[Path]) -> Non
         assert paths[2] == ffi.NULL
 
 
+def test_the_model_computes_the_same_from_mirrors(tmp_path: Path) -> None:
+    """Every extent of one stripe file damaged, then the file gone: the other copy gives the same bits."""
+    tiny = make_tiny("glm4_moe", tmp_path, precision="")
+    folders = [tmp_path / name for name in "ab"]
+    pack_folder(tiny.checkpoint, folders, mirror=True)
+    tokens = some_tokens(30)
+    with model_of(tiny) as model:
+        expected = prefill(model, model.sequence(), tokens)
+    both = Tiny(tiny.checkpoint, tuple(folders))
+    stripe = folders[1] / "stripe-001.colibri"
+    stripe.write_bytes(stripe.read_bytes()[:4096] + os.urandom(stripe.stat().st_size - 4096))
+    with model_of(both, expert_slots=2, ring_slots=2) as model:
+        assert same_bits(prefill(model, model.sequence(), tokens), expected)
+        assert model.drive_stats()[1].mirror_reads > 0
+    stripe.unlink()
+    with model_of(both, expert_slots=2, ring_slots=2) as model:
+        assert same_bits(prefill(model, model.sequence(), tokens), expected)
+
+
 def test_verify_reads_both_copies(folders: list[Path]) -> None:
     mirror = folders[2] / "mirror-001.colibri"
     flip(mirror, 5000)
@@ -294,3 +315,8 @@ def test_plan_and_inspect_show_mirrors(
     assert "mirror" in capsys.readouterr().out.splitlines()[0]
     assert cli.main(["inspect", str(folders[0])]) == 0
     assert "beside stripe 2" in capsys.readouterr().out
+    (folders[2] / "mirror-001.colibri").unlink()
+    stripes = ["--stripe", str(folders[1]), "--stripe", str(folders[2])]
+    for command in (["inspect", str(folders[0])], ["export", str(folders[0]), "--out", str(tmp_path / "out")]):
+        assert cli.main([*command, *stripes]) == 0
+        assert "warning: stripe 1 has no usable mirror" in capsys.readouterr().err

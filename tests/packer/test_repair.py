@@ -1,5 +1,6 @@
 """After a repair every byte is what it was when it was packed; what cannot be proved is left alone and named."""
 
+import errno
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from colibri.core.paths import FolderLock
 from colibri.core.tensors import crc32c
 from colibri.packer import cli
 from colibri.packer.checkpoint import Checkpoint
-from colibri.packer.disk import Disk
+from colibri.packer.disk import Disk, DriveError
 from colibri.packer.errors import CheckpointError, FolderError
 from colibri.packer.progress import Silent
 from colibri.packer.repair import repair
@@ -369,6 +370,74 @@ def test_a_folder_too_many_and_a_damaged_manifest_are_refused(plain: list[Path],
     flip(folders[0] / "manifest.json", 700)
     with pytest.raises(ContainerError, match=r"manifest\.json"):
         repaired(folders, source)
+
+
+# ---- drives that fail while they are repaired ----------------------------------------------------------------------
+
+
+class FaultyAt(Disk):
+    """Writes to one offset of one file fail, or are lost without a word."""
+
+    def __init__(self, path: Path, offset: int, code: int) -> None:
+        self._path, self._offset, self._code = path, offset, code
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        if (os.readlink(f"/proc/self/fd/{fd}"), offset) != (str(self._path), self._offset):
+            return super().pwrite(fd, data, offset)
+        if self._code:
+            raise OSError(self._code, os.strerror(self._code))
+        return len(data)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [(errno.EIO, "Input/output error"), (0, "the drive gives back something else: is it failing?")],
+)
+def test_a_sector_that_cannot_be_written_is_named_and_the_rest_is_repaired(
+    mirrored: list[Path], tmp_path: Path, code: int, why: str
+) -> None:
+    folders = copy_container(mirrored, tmp_path)
+    before = raw(folders)
+    path = folders[0] / "stripe-000.colibri"
+    for number in range(3):
+        flip(path, 4096 + 12288 * number + 7)
+    done = repaired(folders, disk=FaultyAt(path, 4096 + 12288, code))
+    (told,) = done.remains
+    assert f"{path}: layer 1, expert " in told
+    assert "12288 bytes at offset 16384" in told
+    assert why in told
+    assert [item.offset for item in done.extents] == [4096, 4096 + 2 * 12288]
+    assert len(repaired(folders).extents) == 1
+    assert raw(folders) == before
+
+
+def test_a_full_drive_ends_the_repair_which_can_be_repeated(mirrored: list[Path], tmp_path: Path) -> None:
+    folders = copy_container(mirrored, tmp_path)
+    before = raw(folders)
+    path = folders[1] / "stripe-001.colibri"
+    path.unlink()
+    partial = path.with_name(path.name + ".partial")
+    with pytest.raises(DriveError, match=rf"writing {partial}: No space left.*it resumes"):
+        repaired(folders, disk=FaultyAt(partial, 4096 + 12288, errno.ENOSPC))
+    assert not path.exists()
+    assert repaired(folders).remains == []
+    assert raw(folders) == before
+
+
+def test_the_room_for_a_lost_stripe_is_asked_for_before_anything_is_written(
+    mirrored: list[Path], tmp_path: Path
+) -> None:
+    class Tight(Disk):
+        def free_bytes(self, folder: Path) -> int:  # noqa: ARG002
+            return 8192
+
+    folders = copy_container(mirrored, tmp_path)
+    (folders[1] / "stripe-001.colibri").unlink()
+    flip(folders[0] / "stripe-000.colibri", 5000)
+    before = raw(folders)
+    with pytest.raises(DriveError, match=rf"{folders[1]}: needs 0\.1 MiB more"):
+        repaired(folders, disk=Tight())
+    assert raw(folders) == before
 
 
 # ---- beside others, and after a kill -------------------------------------------------------------------------------
