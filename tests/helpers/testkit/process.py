@@ -122,16 +122,23 @@ class Process:
 
 @contextlib.contextmanager
 def serving(
-    config: Path, *flags: str, ready: bool = True, environment: Mapping[str, str] | None = None
+    config: Path,
+    *flags: str,
+    ready: bool = True,
+    environment: Mapping[str, str] | None = None,
+    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
 ) -> Iterator[Process]:
-    """A daemon with this configuration; it is ended with SIGTERM if it still runs, and must not fail then."""
+    """A daemon with this configuration; it is ended with SIGTERM if it still runs, and must not fail then.
+
+    `start` makes the process, for instance inside a cgroup.
+    """
     folder = config.parent
     notify, log = folder / "notify", folder / "log"
     notify.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver, log.open("ab") as output:
         receiver.bind(str(notify))
         receiver.settimeout(0.1)
-        popen = subprocess.Popen(
+        popen = start(
             [*COMMAND, "serve", "--config", str(config), *flags],
             stdout=output,
             stderr=output,

@@ -1,7 +1,8 @@
-"""What AdminService says about the drives of a running daemon."""
+"""What AdminService says about the drives of a running daemon, and the reload that follows a repair."""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ from colibri.v1 import admin_service_pb2 as admin_pb2
 from testkit.process import Process
 
 SOON = 20.0
+LAST = 1  # the stripe that a test damages: it lies on the loop device
+Device = admin_pb2.Device
 
 
 def stats_of(process: Process) -> admin_pb2.Stats:
@@ -36,3 +39,26 @@ def until(process: Process, wanted: Callable[[admin_pb2.Stats], bool]) -> admin_
     finally:
         watching.cancel()
     raise AssertionError("the daemon ended the stream")
+
+
+def device(stats: admin_pb2.Stats, stripe: int = LAST) -> admin_pb2.Device:
+    (found,) = [device for device in stats.devices if device.stripe == stripe]
+    return found
+
+
+def is_degraded(stats: admin_pb2.Stats) -> bool:
+    return bool(device(stats).state == Device.STATE_DEGRADED and stats.state == admin_pb2.Stats.STATE_DEGRADED)
+
+
+def is_well(stats: admin_pb2.Stats) -> bool:
+    return bool(device(stats).state == Device.STATE_OK and stats.state == admin_pb2.Stats.STATE_READY)
+
+
+def reload(process: Process) -> None:
+    """What `systemctl reload` does; waits until it is done."""
+    before = process.log.read_text().count("reload: ")
+    process.popen.send_signal(signal.SIGHUP)
+    end = time.monotonic() + SOON
+    while process.log.read_text().count("reload: ") == before:
+        assert time.monotonic() < end, process.log.read_text()
+        time.sleep(0.05)
