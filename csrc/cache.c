@@ -2,8 +2,8 @@
  *
  * Owns the value of every expert, an estimate of that probability. A token sweeps the layers in order, so the least
  * recently used record is exactly the one whose turn comes next, and LRU finds nothing at small budgets; plain counts
- * forget too slowly when the text changes. Here every expert has five averages of its past, over half-lives from one
- * turn to hundreds, and a linear fit, renewed as decoding goes on, says how much each of them foretells in this model
+ * forget too slowly when the text changes. Here every expert has averages of its past, over half-lives from one turn to
+ * hundreds, and a linear fit, renewed as decoding goes on, says how much each of them foretells in this model
  * and this text. As the router's choice is known for absent experts too, the fit learns from all of them.
  *
  * The victim is the record with the least value minus price x time until its turn, where price is the value that
@@ -35,7 +35,7 @@ void cl_cache_init(cl_store *store, double heat_half_life) {
     cl_cache *cache = &store->cache;
     uint64_t records = 0;
     for (uint32_t i = 0; i < CL_HEATS; i++) cache->decay[i] = exp2(-1 / half_lives[i]);
-    if (heat_half_life > 0) cache->decay[CL_LONG_HEAT] = exp2(-1 / heat_half_life);
+    if (heat_half_life > 0) cache->decay[CL_LONG_HEAT] = cache->decay[CL_LEARNED_HEAT] = exp2(-1 / heat_half_life);
     for (uint32_t l = 0; l < store->n_layers; l++) records += store->layers[l].experts;
     cl_fit_init(cache, records);
     cache->open_layer = cache->layer_at = -1;
@@ -56,7 +56,7 @@ static double value_of(const cl_cache *cache, const float *heats) {
 /* What being wanted once adds to the value. */
 static double bonus(const cl_cache *cache) {
     double sum = 0;
-    for (uint32_t i = 0; i < CL_HEATS; i++) sum += cache->weights[i] * (1 - cache->decay[i]);
+    for (uint32_t i = 0; i <= CL_LONG_HEAT; i++) sum += cache->weights[i] * (1 - cache->decay[i]);
     return sum;
 }
 
@@ -118,7 +118,7 @@ static void close_layer(cl_store *store) {
     if ((cache->step + (uint64_t)cache->open_layer) % cache->learn_every == 0) cl_fit_learn(cache, layer);
     for (uint32_t e = 0; e < layer->experts; e++)
         if (layer->wanted[e])
-            for (uint32_t i = 0; i < CL_HEATS; i++) layer->heats[e][i] += (float)(1 - cache->decay[i]);
+            for (uint32_t i = 0; i <= CL_LONG_HEAT; i++) layer->heats[e][i] += (float)(1 - cache->decay[i]);
     layer->turns++;
     layer->is_stale = 1;
     for (uint64_t i = store->cache_slots; i < store->cache_slots + store->ring_slots; i++) {
@@ -227,7 +227,8 @@ void cl_cache_set_heats(cl_store *store, const float *heat) {
     for (uint32_t l = 0; l < store->n_layers; l++) {
         cl_store_layer *layer = &store->layers[l];
         for (uint32_t e = 0; e < layer->experts; e++, heat++) {
-            for (uint32_t i = 0; i < CL_HEATS; i++) layer->heats[e][i] = *heat;
+            memset(layer->heats[e], 0, sizeof layer->heats[e]);
+            layer->heats[e][CL_LEARNED_HEAT] = *heat;
             layer->value[e] = (float)value_of(&store->cache, layer->heats[e]);
         }
         layer->turns = MANY_TURNS;
@@ -241,7 +242,8 @@ void cl_cache_get_heats(const cl_store *store, float *heat) {
         const cl_store_layer *layer = &store->layers[l];
         double seen = 1 - pow(store->cache.decay[CL_LONG_HEAT], (double)layer->turns);
         for (uint32_t e = 0; e < layer->experts; e++, heat++) {
-            double full = layer->turns ? layer->heats[e][CL_LONG_HEAT] / seen : 0;
+            double sum = (double)layer->heats[e][CL_LONG_HEAT] + layer->heats[e][CL_LEARNED_HEAT];
+            double full = layer->turns ? sum / seen : 0;
             *heat = (float)(full < 1 ? full : 1);
         }
     }

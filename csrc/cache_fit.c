@@ -10,13 +10,12 @@
 #include <math.h>
 #include <string.h>
 
-#define MEMORY_STEPS 1024   /* after these a turn counts half in the fit */
+#define MEMORY_STEPS 256   /* after these a turn counts half in the fit */
 #define SOFTENING 0.01
 #define PRIOR 10.0
 #define LEARN_RECORDS 8192u /* equations per step, about; more layers take turns */
 
-/* Sum 1, so that heat learned in an earlier run is taken as the probability it is. */
-static const double prior[CL_FEATURES] = {0.1, 0.2, 0.3, 0.2, 0.2, 0};
+static const double prior[CL_FEATURES] = {0.1, 0.2, 0.3, 0.2, 0.2, 0.5, 0};
 
 void cl_fit_init(cl_cache *cache, uint64_t records) {
     memcpy(cache->weights, prior, sizeof prior);

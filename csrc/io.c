@@ -176,6 +176,12 @@ int cl_io_reopen(cl_io *io, cl_error *err) {
     return code;
 }
 
+void cl_io_forget_verified(cl_io *io, uint8_t *verified, uint64_t n) {
+    for (uint32_t i = 0; i < io->n_drives; i++) pthread_mutex_lock(&io->drives[i].mutex);
+    memset(verified, 0, n);
+    for (uint32_t i = io->n_drives; i-- > 0;) pthread_mutex_unlock(&io->drives[i].mutex);
+}
+
 static void close_drive(cl_drive *d) {
     for (uint32_t i = 0; i < d->n_threads; i++) pthread_join(d->threads[i], NULL);
     if (d->backend) d->backend->close(d);

@@ -77,6 +77,9 @@ uint32_t cl_io_stats(cl_io *io, cl_drive_stats *out, uint32_t capacity);
 /* As cl_model_reopen_stripes. */
 int cl_io_reopen(cl_io *io, cl_error *err);
 
+/* Clears bytes that reads in flight may set (cl_read.verified). */
+void cl_io_forget_verified(cl_io *io, uint8_t *verified, uint64_t n);
+
 /* Queues a record whose `data`, `layer`, `expert`, `tasks` and `verified` are set. */
 void cl_io_submit(cl_io *io, cl_read *read, const cl_extent *extents, uint32_t n, cl_priority priority);
 /* Makes what is still queued of a submitted record urgent. Of a complete one: nothing. */

@@ -16,7 +16,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MOST_BUFFER_BYTES (1ull << 30) /* what the kernel takes as one registered buffer */
 #define MOST_BUFFERS 16384             /* and as many of them */
 #define WAKE UINT64_MAX                /* user data of the read of the event counter; else the number of a slot */
 
@@ -27,7 +26,7 @@ typedef struct ring_state {
     uint32_t wake_armed; /* that read is on its way */
     uint32_t woken;      /* somebody has written, and the thread has not looked yet; guarded by the drive's mutex */
     uint32_t files_registered;
-    uint8_t *memory; /* what is registered, in buffers of MOST_BUFFER_BYTES */
+    uint8_t *memory; /* what is registered, in buffers of CL_RING_BUFFER_BYTES */
     uint64_t memory_bytes;
     cl_request *slots;   /* [depth] in the ring, or free */
     uint32_t *free;      /* [n_free] numbers of free slots */
@@ -43,13 +42,10 @@ static void list_fds(const cl_drive *d, int fds[CL_DRIVE_FILES]) {
 
 /* ---- into the ring ---- */
 
-/* The registered buffer in which the whole range lies, or -1. */
+/* The registered buffer in which a whole read lies, or -1: beside the memory, or across two buffers. */
 static int buffer_of(const ring_state *s, const uint8_t *data, uint64_t bytes) {
-    if (!s->memory_bytes || data < s->memory) return -1;
-    uint64_t at = (uint64_t)(data - s->memory);
-    if (at >= s->memory_bytes || bytes > s->memory_bytes - at) return -1;
-    uint64_t first = at / MOST_BUFFER_BYTES;
-    return (at + bytes - 1) / MOST_BUFFER_BYTES == first ? (int)first : -1;
+    if (data < s->memory || data >= s->memory + s->memory_bytes) return -1;
+    return cl_ring_buffer_of(s->memory_bytes, (uint64_t)(data - s->memory), bytes);
 }
 
 /* Prepares the read of what is left of a slot's request. There is room: the ring has an entry per slot and one more. */
@@ -211,12 +207,12 @@ static int open_ring(cl_drive *d, cl_error *err) {
 
 static void register_memory(cl_drive *d, uint8_t *memory, uint64_t bytes) {
     ring_state *s = d->state;
-    uint64_t n = (bytes + MOST_BUFFER_BYTES - 1) / MOST_BUFFER_BYTES;
+    uint64_t n = (bytes + CL_RING_BUFFER_BYTES - 1) / CL_RING_BUFFER_BYTES;
     struct iovec *buffers = n && n <= MOST_BUFFERS ? calloc(n, sizeof *buffers) : NULL;
     int failed = ENOMEM;
     for (uint64_t i = 0; buffers && i < n; i++) {
-        uint64_t at = i * MOST_BUFFER_BYTES, left = bytes - at;
-        buffers[i] = (struct iovec){memory + at, left < MOST_BUFFER_BYTES ? left : MOST_BUFFER_BYTES};
+        uint64_t at = i * CL_RING_BUFFER_BYTES, left = bytes - at;
+        buffers[i] = (struct iovec){memory + at, left < CL_RING_BUFFER_BYTES ? left : CL_RING_BUFFER_BYTES};
     }
     if (buffers) failed = cl_ring_register_buffers(&s->ring, buffers, (uint32_t)n);
     free(buffers);

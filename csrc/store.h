@@ -24,10 +24,12 @@ typedef struct cl_slot {
 } cl_slot;
 
 /* How often an expert was wanted, as averages over its layer's turns: each turn adds 1 or 0, and counts half after this
- * many turns. The last is the option heat_half_life; it alone survives a restart. */
-#define CL_HEATS 5
-#define CL_HALF_LIVES {1, 4, 16, 64, 512}
-#define CL_LONG_HEAT (CL_HEATS - 1)
+ * many turns. The longest, which is the option heat_half_life, comes in two parts: what this run has seen, and what is
+ * left of what an earlier one had learned; together they survive the next restart. */
+#define CL_HEATS 6
+#define CL_HALF_LIVES {1, 4, 16, 64, 512, 512}
+#define CL_LONG_HEAT (CL_HEATS - 2)
+#define CL_LEARNED_HEAT (CL_HEATS - 1)
 #define CL_FEATURES (CL_HEATS + 1) /* the heats, and 1 */
 
 typedef struct cl_store_layer {

@@ -112,6 +112,12 @@ int cl_ring_register_buffers(cl_ring *ring, const struct iovec *buffers, uint32_
     return register_call(ring, IORING_REGISTER_BUFFERS, buffers, n);
 }
 
+int cl_ring_buffer_of(uint64_t memory_bytes, uint64_t at, uint64_t bytes) {
+    if (bytes == 0 || at >= memory_bytes || bytes > memory_bytes - at) return -1;
+    uint64_t first = at / CL_RING_BUFFER_BYTES, last = (at + bytes - 1) / CL_RING_BUFFER_BYTES;
+    return first == last ? (int)first : -1;
+}
+
 struct io_uring_sqe *cl_ring_prepare(cl_ring *ring) {
     if (ring->prepared - __atomic_load_n(ring->sq_head, __ATOMIC_ACQUIRE) == ring->sq_entries) return NULL;
     uint32_t at = ring->prepared++ & ring->sq_mask;

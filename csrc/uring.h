@@ -24,6 +24,11 @@ int cl_ring_register_files(cl_ring *ring, const int *fds, uint32_t n); /* -1: le
 int cl_ring_update_files(cl_ring *ring, const int *fds, uint32_t n);
 int cl_ring_register_buffers(cl_ring *ring, const struct iovec *buffers, uint32_t n);
 
+/* What the kernel takes as one registered buffer. */
+#define CL_RING_BUFFER_BYTES (1ull << 30)
+/* Memory registered in buffers of that size: the number of the one that holds [at, at + bytes), or -1. */
+int cl_ring_buffer_of(uint64_t memory_bytes, uint64_t at, uint64_t bytes);
+
 /* A cleared entry to fill, NULL if the ring is full. It goes to the kernel with the next cl_ring_enter. */
 struct io_uring_sqe *cl_ring_prepare(cl_ring *ring);
 typedef enum cl_ring_mode {

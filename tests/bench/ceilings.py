@@ -6,6 +6,7 @@ machine is shared and its absolute speed wanders.
 """
 
 import ctypes
+import functools
 import os
 import statistics
 import subprocess
@@ -17,6 +18,7 @@ SOURCE = Path(__file__).with_name("ceiling.c")
 FLAGS = ["-O3", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
 
 
+@functools.cache
 def _library() -> ctypes.CDLL:
     """Compile ceiling.c and load it; raises CalledProcessError if gcc refuses."""
     with tempfile.TemporaryDirectory() as folder:

@@ -19,28 +19,13 @@ from ceilings import Ram, disk_rate
 from randommodel import OlmoeShape, packed
 from report import result, table
 from streaming import python_share
+from touched import touched_bytes
 
 from colibri.core.container import Container, open_container
-from colibri.core.core import Model, ModelOptions, Row, Sampling, plan
-from colibri.v1 import manifest_pb2
+from colibri.core.core import Model, ModelOptions, Row, Sampling
 
 PROMPT = 64
 PYTHON_LIMIT = 0.02
-
-
-def touched_bytes(container: Container, options: ModelOptions, positions: int) -> int:
-    """Bytes of weights and KV that one token at `positions` must read."""
-    manifest = container.manifest
-    stored = plan(container, options)
-    embedding = next(t for t in manifest.dense if t.role == manifest_pb2.TENSOR_ROLE_EMBEDDING)
-    dense = sum(t.codes.bytes + t.scales.bytes + t.mins.bytes for t in manifest.dense)
-    if not manifest.spec.tied_embeddings:
-        dense -= embedding.codes.bytes + embedding.scales.bytes
-    experts = sum(
-        manifest.spec.layers[layer.layer].moe.top_k * sum(part.bytes for part in layer.parts)
-        for layer in manifest.expert_layers
-    )
-    return dense + experts + stored.kv_page_bytes * positions // 64
 
 
 def bench_options(container: Container, *, slots: int, threads: int, activation: str, isa: str) -> ModelOptions:

@@ -139,7 +139,8 @@ def dense_shapes(spec: pb.ModelSpec) -> Iterator[tuple[pb.TensorRole, int, str, 
             yield pb.TENSOR_ROLE_SHARED_DOWN, index, "shared", hidden, width
 
 
-def _planned(shape: Shape, weights: Sequence[int], tokenizer: Path) -> PackPlan:
+def plan_slice(shape: Shape, weights: Sequence[int]) -> PackPlan:
+    """What the slice will be on drives of these weights; folder_bytes is what each will hold, small files apart."""
     spec, precision = shape.spec(), parse_precision(shape.precision)
     manifest = pb.Manifest(format_version=FORMAT_VERSION, spec=spec)
     for role, layer, name, rows, cols in dense_shapes(spec):
@@ -160,12 +161,10 @@ def _planned(shape: Shape, weights: Sequence[int], tokenizer: Path) -> PackPlan:
     manifest.layout.min_extent_bytes = MIN_EXTENT_BYTES
     manifest.layout.extent_checksums.MergeFrom(pb.Blob(offset=TABLE_HEADER_BYTES, bytes=4 * extents))
     manifest.layout.record_digests.MergeFrom(pb.Blob(offset=TABLE_HEADER_BYTES, bytes=32 * records))
-    for path in sorted(tokenizer.iterdir()):
-        content = path.read_bytes()
-        manifest.files.add(name=path.name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
     manifest.source.model_type, manifest.source.name = shape.family, shape.name
     model = ModelSource(spec, (), (), (), ())
-    return PackPlan(model, manifest, header_bytes, dense_bytes, tuple(placement.stripe_bytes), 0, "")
+    sizes = [size + (dense_bytes if number == 0 else 0) for number, size in enumerate(placement.stripe_bytes)]
+    return PackPlan(model, manifest, header_bytes, dense_bytes, tuple(sizes), 0, "")
 
 
 def _report(values: int, name: str) -> UnitReport:
@@ -263,7 +262,12 @@ def write_giant(shape: Shape, folders: Sequence[Path], weights: Sequence[int] = 
             tokenizer = Path(temporary)
             write_tokenizer(tokenizer, vocab_size=shape.vocab)
             require_empty(folders)
-            return _write(disk, shape, _planned(shape, weights, tokenizer), folders, tokenizer, seed)
+            plan = plan_slice(shape, weights)
+            for path in sorted(tokenizer.iterdir()):
+                content = path.read_bytes()
+                digest = hashlib.sha256(content).hexdigest()
+                plan.manifest.files.add(name=path.name, bytes=len(content), sha256=digest)
+            return _write(disk, shape, plan, folders, tokenizer, seed)
     finally:
         for lock in locks:
             lock.close()

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from memory import WATCH
 
-NOT_BENCHES = {"run", "report", "memory", "ceilings", "randommodel", "streaming", "giant", "giant_weights", "peer"}
+NOT_BENCHES = {"run", "report", "memory", "ceilings", "randommodel", "streaming", "touched"} | {
+    *("giant", "giant_weights", "slicerig", "slicerun", "peer", "peer_child", "peer_gguf"),
+}
 
 
 def names() -> list[str]:

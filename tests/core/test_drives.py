@@ -14,6 +14,7 @@ from colibri.core.container import open_container
 from colibri.core.core import Model
 from colibri.core.core_options import IoBackend, Verify
 from colibri.core.errors import CorruptError, InvalidError, StorageError, UnsupportedError
+from testkit.damage import copy_of
 from testkit.models import F32, GREEDY, OPTIONS, Tiny, opened, prefill, run, same_bits, some_tokens
 from testkit.packing import pack_folder
 
@@ -102,6 +103,17 @@ def test_a_bad_stripe_is_read_from_its_mirror_with_the_same_bits(
         assert same_bits(prefill(model, model.sequence(), TOKENS), expected)
         healed = model.drive_stats()[0]
         assert (healed.degraded, healed.last_error, healed.mirror_reads) == (False, "", bad.mirror_reads)
+
+
+def test_first_checks_again_what_is_read_from_a_reopened_stripe(tiny_int4: Tiny, tmp_path: Path) -> None:
+    own = copy_of(tiny_int4, tmp_path)
+    with reading(own, "auto", "first") as model:
+        prefill(model, model.sequence(), TOKENS)
+        for path in (folder / f"stripe-{number:03d}.colibri" for number, folder in enumerate(own.folders)):
+            flip(path)
+        model.reopen_stripes()
+        with pytest.raises(CorruptError, match="fail their checksum"):
+            run(model, model.prefill(model.sequence(), TOKENS, GREEDY))
 
 
 def test_a_bad_mirror_under_a_bad_stripe_is_named_as_well(mirrored: Tiny) -> None:

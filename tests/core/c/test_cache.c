@@ -5,7 +5,7 @@
 #include "trace.h"
 
 #define LAYERS 3
-#define EXPERTS 8
+#define EXPERTS 24
 #define SLOTS 7
 #define RING 3
 
@@ -271,7 +271,50 @@ static void test_written_state(void) {
     free(g.memory);
 }
 
+/* ---- a workload that has moved away from what was learned ---- */
+
+#define HOT 8
+#define SHIFT_SLOTS (HOT * LAYERS)
+#define RECOVERY 20 /* steps after which the wrong heat costs at most 5 % more reads than none */
+
+/* Reads of steps RECOVERY.. of a workload over experts that are neither hot nor in memory. */
+static uint32_t shifted(int has_learned) {
+    fixture f;
+    float heat[LAYERS * EXPERTS] = {0};
+    uint32_t loads = 0;
+    uint64_t seed = test_state; /* both see the same workload */
+    make(&f, SHIFT_SLOTS, 8);
+    for (uint32_t i = 0; i < LAYERS * EXPERTS; i++) heat[i] = i % EXPERTS < HOT ? 0.9f : 0;
+    if (has_learned) cl_cache_set_heats(&f.store, heat);
+    for (uint32_t i = 0; has_learned && i < LAYERS * EXPERTS; i++) {
+        int loaded;
+        if (heat[i] == 0) continue;
+        cl_slot *slot = cl_store_acquire(&f.store, i / EXPERTS, i % EXPERTS, CL_FOR_WARM, &loaded);
+        CHECK(slot && loaded);
+        cl_store_release(&f.store, slot);
+    }
+    CHECK(f.store.cache_empty == (has_learned ? 0 : SHIFT_SLOTS));
+    for (int step = 0; step < 400; step++) {
+        for (uint32_t l = 0; l < LAYERS; l++) {
+            uint32_t wanted[4], first = (uint32_t)(test_random() % 10), stride = test_random() % 2 ? 1 : 3;
+            for (uint32_t i = 0; i < 4; i++) wanted[i] = HOT + (first + i * stride) % 10;
+            uint32_t n = use(&f.store, l, wanted, 4);
+            if (step >= RECOVERY) loads += n;
+        }
+        cl_cache_tick(&f.store);
+    }
+    test_state = seed;
+    free(f.memory);
+    return loads;
+}
+
+static void test_shift(void) {
+    uint32_t learned = shifted(1), empty = shifted(0);
+    CHECK(learned <= empty + empty / 20);
+}
+
 int main(void) {
+    test_shift();
     test_victims();
     test_purposes();
     test_ring();

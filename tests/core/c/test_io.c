@@ -8,6 +8,7 @@
 #include "check.h"
 #include "io_drive.h"
 #include "io_rig.h"
+#include "uring.h"
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -422,6 +423,14 @@ static void test_quantiles_are_right_within_an_eighth(void) {
     CHECK(cl_latency_quantile(&l, 1) > 1000000000ull && cl_latency_quantile(&l, 0) == 0);
 }
 
+static void test_a_read_lies_in_one_registered_buffer_or_in_none(void) {
+    uint64_t gib = CL_RING_BUFFER_BYTES, memory = 2 * gib + 8192;
+    CHECK(cl_ring_buffer_of(memory, 0, 4096) == 0 && cl_ring_buffer_of(memory, gib - 4096, 4096) == 0);
+    CHECK(cl_ring_buffer_of(memory, gib, 4096) == 1 && cl_ring_buffer_of(memory, gib - 4096, 8192) == -1);
+    CHECK(cl_ring_buffer_of(memory, 2 * gib + 4096, 4096) == 2 && cl_ring_buffer_of(memory, 2 * gib, 12288) == -1);
+    CHECK(cl_ring_buffer_of(memory, memory, 4096) == -1 && cl_ring_buffer_of(0, 0, 4096) == -1);
+}
+
 static void test_the_probe_reads_any_file(const io_rig *rig, int32_t backend) {
     double rate;
     cl_error err;
@@ -466,6 +475,7 @@ int main(void) {
     test_in_a_child(&rig, without_io_uring);
     test_in_a_child(&rig, without_locked_memory);
     test_quantiles_are_right_within_an_eighth();
+    test_a_read_lies_in_one_registered_buffer_or_in_none();
     rig_remove(&rig);
     return test_result();
 }

@@ -7,6 +7,8 @@ Group.popen or Group.run, not for the one that makes them. cgroup v1 and v2 both
 """
 
 import contextlib
+import ctypes
+import mmap
 import os
 import shutil
 import signal
@@ -19,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
+
+import numpy as np
 
 CGROUPS = Path("/sys/fs/cgroup")
 BLOCK_BYTES = 4 << 20
@@ -325,6 +329,21 @@ def drop_cached(path: Path) -> None:
     """Make the kernel forget a file's pages, so that the next reader pays for its own."""
     with path.open("rb") as file:
         _forget(file)
+
+
+def cached_bytes(path: Path) -> int:
+    """Bytes of a file that are in the page cache."""
+    size = path.stat().st_size
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as view:
+        pages = -(-size // mmap.PAGESIZE)
+        vector = np.zeros(pages, np.uint8)
+        # numpy gives the address of a read-only map; ctypes alone wants a writable one.
+        address = np.frombuffer(view, np.uint8).ctypes.data
+        if ctypes.CDLL(None, use_errno=True).mincore(
+            ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_void_p(vector.ctypes.data)
+        ):
+            raise OSError(ctypes.get_errno(), f"{path}: mincore")
+        return mmap.PAGESIZE * int(np.count_nonzero(vector & 1))
 
 
 def _forget(file: IO[bytes]) -> None:
