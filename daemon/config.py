@@ -178,8 +178,8 @@ class Config:
         "how experts are read: auto (io_uring where the kernel allows it), io_uring, threads",
         "auto",
     )
-    io_depth: int = _key(_integer(0, 1024), "reads in flight per stripe with io_uring; 0: the core's default", 0)
-    io_threads: int = _key(_integer(0, 64), "reading threads per stripe, where threads read; 0: two", 0)
+    io_depth: int = _key(_integer(0, 256), "reads in flight per stripe with io_uring; 0: the core's default", 0)
+    io_threads: int = _key(_integer(0, 64), "reading threads per stripe, where threads read; 0: four", 0)
     verify: str = _key(
         _choice("always", "first", "never"), "when the bytes of an expert are checked: always, first, never", "always"
     )

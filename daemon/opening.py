@@ -6,7 +6,9 @@ StartError with the exit code that tells a service manager whether another try m
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -120,7 +122,7 @@ def open_the_container(config: Config) -> Container:
     try:
         container = open_container(config.container, config.stripes)
     except ContainerError as error:
-        raise StartError(str(error)) from error
+        raise StartError("; ".join([str(error), *_unmounted(config)])) from error
     except OSError as error:
         raise StartError(f"container {config.container}: {error}", EXIT_TEMPORARY) from error
     if not experts_of(container):
@@ -129,6 +131,16 @@ def open_the_container(config: Config) -> Container:
             f"container {config.container}: it has no experts to stream, so this daemon is of no use to it"
         )
     return container
+
+
+def _unmounted(config: Config) -> list[str]:
+    """A word on each folder that is empty, as the mount point of a drive is that is not mounted."""
+    hints = []
+    for folder in (config.container, *config.stripes):
+        with contextlib.suppress(OSError):
+            if not set(os.listdir(folder)) - {"LOCK", "lost+found"}:
+                hints.append(f"{folder} is empty: is its drive mounted?")
+    return hints
 
 
 def open_text(container: Container) -> TextModel:

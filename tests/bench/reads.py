@@ -4,7 +4,7 @@ Reads extents of 20 MiB of one file in scattered order, four on their way, and c
 end, verify mode and depth (requests in flight, or reading threads): GB/s, its share of the independent reader's rate,
 and processor time per GB: of the I/O threads, and of the whole process (kernel workers of io_uring included). Rounds
 alternate between all rows and the reader; medians. `value` is the rate of io_uring (threads where that is refused) at
-the default depth with checksums. --file reads another file, which must be as large as --gib says, and keeps it.
+the default depth with checksums. --file reads another file, which must be as large as --mib says, and keeps it.
 """
 
 import argparse
@@ -120,7 +120,7 @@ def _measure(
     engine: Engine, path: Path, rows: list[Row], arguments: argparse.Namespace
 ) -> tuple[list[Row], float, float]:
     """Return the rows that could run, the independent reader's rate and the checksum's."""
-    size_bytes = arguments.gib << 30
+    size_bytes = arguments.mib << 20
     extents = max(4, (arguments.sample_mib << 20) // EXTENT_BYTES)
     reader, checksum = [], []
     for number in range(arguments.rounds):
@@ -133,13 +133,13 @@ def _measure(
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="reads", description=__doc__)
     parser.add_argument("--file", help="read this file instead of one in the cache folder")
-    parser.add_argument("--gib", type=int, default=2, help="how much of it (default 2)")
+    parser.add_argument("--mib", type=int, default=2048, help="how much of it (default 2048)")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sample-mib", type=int, default=640, help="read for each sample (default 640)")
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, DEFAULT_DEPTH, 8])
     arguments = parser.parse_args(argv)
-    path = _file(arguments, arguments.gib << 30)
-    engine = Engine(path, arguments.gib << 30)
+    path = _file(arguments, arguments.mib << 20)
+    engine = Engine(path, arguments.mib << 20)
     wanted = [Row(b, v, d) for b in BACKENDS for v in VERIFY for d in sorted({*arguments.depths, DEFAULT_DEPTH})]
     rows, reader, checksum = _measure(engine, path, wanted, arguments)
     shown = [

@@ -45,7 +45,7 @@ def slow(large: Tiny, tmp_path: Path) -> Iterator[Process]:
         shutil.copytree(large.folders[1], drive.folder, dirs_exist_ok=True)
         drive.prefault()
         config = write_config(tmp_path / "d", Tiny(large.checkpoint, (primary, drive.folder)), max_context=512)
-        with group([drive]) as made, serving(config, start=made.popen) as process:
+        with group([drive]) as made, serving(config, popen=made.popen) as process:
             yield process
 
 

@@ -138,35 +138,33 @@ def serving(
     *flags: str,
     ready: bool = True,
     environment: Mapping[str, str] | None = None,
-    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
+    popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
 ) -> Iterator[Process]:
-    """A daemon with this configuration; it is ended with SIGTERM if it still runs, and must not fail then.
-
-    `start` makes the process, for instance inside a cgroup.
-    """
+    """A daemon with this configuration; it is ended with SIGTERM if it still runs, and must not fail then. `popen`
+    starts it: a cgroup's, for instance."""
     folder = config.parent
     notify, log = folder / "notify", folder / "log"
     notify.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver, log.open("ab") as output:
         receiver.bind(str(notify))
         receiver.settimeout(POLL)
-        popen = start(
+        daemon = popen(
             [*COMMAND, "serve", "--config", str(config), *flags],
             stdout=output,
             stderr=output,
             cwd="/",
             env=_environment() | dict(environment or {}) | {"NOTIFY_SOCKET": str(notify)},
         )
-        process = Process(popen, f"unix:{folder}/d.sock", log, receiver)
+        process = Process(daemon, f"unix:{folder}/d.sock", log, receiver)
         try:
             with process.listening():
                 if ready:
                     process.hear("READY=1")
                 yield process
-                if popen.poll() is None:
+                if daemon.poll() is None:
                     assert process.end() == 0, log.read_text()
         finally:
             process.channel.close()
-            if popen.poll() is None:
-                popen.kill()
-                popen.wait()
+            if daemon.poll() is None:
+                daemon.kill()
+                daemon.wait()
