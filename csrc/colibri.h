@@ -337,7 +337,7 @@ uint32_t cl_model_drive_stats(const cl_model *model, cl_drive_stats *out, uint32
 
 /* Opens again every stripe and mirror that is degraded, missing, or whose path now names another file; the header must
  * fit the container. Clears what was degraded. Where it fails the old file stays open, the others are still tried, and
- * the first failure is returned. Between steps. */
+ * the first failure of a stripe is returned; a mirror's is a note, as at the open. Between steps. */
 int cl_model_reopen_stripes(cl_model *model, cl_error *err);
 
 /* Bytes per second that the engine's own way of reading gets from an existing file: extents of request_bytes (a

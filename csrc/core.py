@@ -339,8 +339,8 @@ class Model:
     def reopen_stripes(self) -> None:
         """Open again every stripe and mirror that is degraded, missing or another file by now. Between steps.
 
-        The others are reopened even if one fails. Raises the first failure, after which that file is still the old
-        one: CorruptError for a header that does not fit the container, StorageError.
+        The others are reopened even if one fails. Raises the first failure of a stripe, after which that file is still
+        the old one: CorruptError for a header that does not fit the container, StorageError. A mirror's is in its note.
         """
         err = ffi.new("cl_error *")
         lib.cl_model_reopen_stripes(self._c(), err)

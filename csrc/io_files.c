@@ -214,8 +214,7 @@ int cl_files_reopen(cl_drive *d, cl_error *err) {
     if (mirror_wanted && !mirror_code) replace_file(d, &d->mirror, &mirror);
     if (mirror_wanted) cl_drive_note(d, CL_NOTE_MIRROR, "%s", mirror_error.text);
     pthread_mutex_unlock(&d->mutex);
-    if (code || !mirror_code) return code;
-    return cl_fail(err, mirror_code, "%s", mirror_error.text);
+    return code;
 }
 
 /* ---- descriptors ---- */

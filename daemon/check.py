@@ -47,7 +47,7 @@ def _failed(name: str, error: opening.StartError) -> Finding:
 
 def run_checks(config: Config) -> list[Finding]:
     """All findings, in the order in which the daemon would meet them."""
-    findings = [_state(config.state), _socket(config)]
+    findings = [_state(config.state), _socket(config), *_trace(config)]
     try:
         container = opening.open_the_container(config)
     except opening.StartError as error:
@@ -112,6 +112,15 @@ def _socket(config: Config) -> Finding:
     except OSError as error:
         return Finding("listen", False, f"socket {path}: {error.filename}: {error.strerror}")
     return Finding("listen", True, f"socket {path}: its folder is writable")
+
+
+def _trace(config: Config) -> list[Finding]:
+    """The folder of the recording, if one is wanted, is there and can be written."""
+    if config.trace is None:
+        return []
+    problem = _unwritable(config.trace.absolute().parent, config.trace)
+    detail = f"trace {config.trace}: {problem}" if problem else f"{config.trace}: its folder is writable"
+    return [Finding("trace", not problem, detail)]
 
 
 def _probe(lock: Path) -> None:

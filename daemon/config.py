@@ -40,6 +40,10 @@ def _path(value: Any, base: Path) -> Path:
         raise ValueError(f"there is no home folder for {Path(value).parts[0]}") from None
 
 
+def _path_or_none(value: Any, base: Path) -> Path | None:
+    return None if value == "" else _path(value, base)
+
+
 def _paths(value: Any, base: Path) -> tuple[Path, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError("a list of folders is expected")
@@ -60,6 +64,16 @@ def _seconds(low: float, high: float) -> Parser:
         number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
         if not low <= number <= high:  # false for NaN too
             raise ValueError(f"a number of seconds from {low:g} to {high:g} is expected")
+        return number
+
+    return parse
+
+
+def _number(low: float, high: float) -> Parser:
+    def parse(value: Any, _: Path) -> float:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
+        if not low <= number <= high:  # false for NaN too
+            raise ValueError(f"a number from {low:g} to {high:g} is expected")
         return number
 
     return parse
@@ -173,6 +187,11 @@ class Config:
     pass_tokens: int = _key(_integer(1, 2**20), "longest piece of a prompt that is worked on at once", 512)
     max_sequences: int = _key(_integer(1, 1024), "generations that decode at the same time", 8)
     threads: int = _key(_integer(0, 1024), "compute threads; 0: one per core", 0)
+    lookahead: str = _key(
+        _choice("auto", "on", "off"),
+        "experts read before their router has chosen: auto (decoding only where it is measured to win), on, off",
+        "auto",
+    )
     io_backend: str = _key(
         _choice("auto", "io_uring", "threads"),
         "how experts are read: auto (io_uring where the kernel allows it), io_uring, threads",
@@ -191,6 +210,17 @@ class Config:
     fsync: str = _key(_choice("token", "turn", "off"), "when the token log is synced: token, turn, off", "token")
     retention: float = _key(
         _seconds(3600, 30 * 86400), "seconds for which a finished generation can be read again", 86400.0
+    )
+    heat_half_life: float = _key(
+        _number(0, 1e9), "decode steps after which a use of an expert counts half; 0: the core's default", 0.0
+    )
+    pins: str = _key(
+        _choice("auto", "on", "off"),
+        "keep learned heat over restarts and read hot experts ahead: auto (where not all experts fit), on, off",
+        "auto",
+    )
+    trace: Path | None = field(
+        default=None, metadata=_about(_path_or_none, "file to record routing in; FILE.1, FILE.2 ... if it exists")
     )
     scrub: float = _key(_speed, "MB/s at which an idle daemon reads its container, once a week; or off", 16.0)
     log_level: str = _key(_choice(*LEVELS), "debug, info, warning, error", "info")

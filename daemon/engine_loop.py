@@ -34,9 +34,6 @@ BOUNDARY_SECONDS = 5.0  # that a step of tokens has at the end; on good drives i
 class Upkeep(Protocol):
     """Work on the model beside the generations, on the engine's thread. What it raises is logged and ends it."""
 
-    def begin(self) -> None:
-        """Before the first step."""
-
     def stepped(self) -> None:
         """After each step; takes next to no time."""
 
@@ -50,9 +47,6 @@ class Upkeep(Protocol):
 
 class NoUpkeep:
     """Nothing to do."""
-
-    def begin(self) -> None:
-        pass
 
     def stepped(self) -> None:
         pass
@@ -175,7 +169,6 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            self._tend(self._upkeep.begin)
             while self._once():
                 pass
             self.sequences.save_all()

@@ -3,7 +3,7 @@
 Owns when heat is taken from the model, stored and given back. At the start it is imported before the first step; then,
 in moments in which nothing runs, the model reads its hottest experts piece by piece, so that READY waits for none of
 it and a request waits for one piece at most. Between steps it is exported every few minutes, and at the end; the file
-is written by a thread of its own. Used on the engine's thread but for `close` and `status`.
+is written by a thread of its own. Used on the engine's thread, but for what says otherwise.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
+from colibri.core.errors import CoreError
 from colibri.daemon.heat_file import Heat, HeatFile
 
 log = logging.getLogger("colibri.daemon.pins")
@@ -61,9 +62,14 @@ class LearnedPins:
         return self._failure
 
     def begin(self) -> None:
+        """Before the engine starts, on whatever thread starts it. Heat that the model refuses is not used."""
         heat = self._file.load()
         if heat is not None and heat.any():
-            self._model.import_heat(heat)
+            try:
+                self._model.import_heat(heat)
+            except CoreError as error:
+                log.warning("%s is not used: %s; pins are learned anew", self._file.path, error)
+                return
             self._warming = True
             log.info("pins: heat of %d experts taken over from %s", int((heat > 0).sum()), self._file.path)
 

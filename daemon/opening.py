@@ -99,10 +99,18 @@ def reading_text(config: Config) -> str:
     """How experts are read and looked after, as configured."""
     depth = config.io_depth or "default"
     scrub = f"{config.scrub:g} MB/s" if config.scrub else "off"
+    heat = f"{config.heat_half_life:g} steps" if config.heat_half_life else "default"
+    trace = f"; routing recorded in {config.trace}" if config.trace else ""
     return (
         f"experts read with io_backend {config.io_backend} (io_depth {depth}), direct {config.direct}, verify "
-        f"{config.verify}; scrub {scrub}"
+        f"{config.verify}; lookahead {config.lookahead}; pins {config.pins} (heat_half_life {heat}); scrub {scrub}"
+        f"{trace}"
     )
+
+
+def pins_wanted(pins: str, slots: int, experts: int) -> bool:
+    """Whether learned heat is kept and used: with auto, where something has to be chosen."""
+    return pins == "on" or (pins == "auto" and slots < experts)
 
 
 def open_model(config: Config) -> Opened:
@@ -191,10 +199,12 @@ def model_options(config: Config, sizes: Sizes, slots: int, banned: tuple[int, .
         activation=config.activation,  # type: ignore[arg-type]
         isa=config.isa,
         threads=config.threads,
+        lookahead=config.lookahead,  # type: ignore[arg-type]
         io_backend=config.io_backend,  # type: ignore[arg-type]
         io_depth=config.io_depth,
         io_threads=config.io_threads,
         verify=config.verify,  # type: ignore[arg-type]
+        heat_half_life=config.heat_half_life,
         direct=config.direct,  # type: ignore[arg-type]
         banned_tokens=banned,
     )

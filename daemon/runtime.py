@@ -9,6 +9,8 @@ import logging
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
+
 from colibri.core import core
 from colibri.core.errors import CoreError, NoMemoryError, StorageError
 from colibri.daemon.config import Config
@@ -18,11 +20,15 @@ from colibri.daemon.drive_care import DriveCare
 from colibri.daemon.drives import Drives, DriveView
 from colibri.daemon.engine import Engine, EngineOptions, page_identity
 from colibri.daemon.engine_api import EngineApi
+from colibri.daemon.engine_loop import NoUpkeep, Upkeep
 from colibri.daemon.errors import StoreError
 from colibri.daemon.generation import LoopWake
+from colibri.daemon.heat_file import Heat, HeatFile
 from colibri.daemon.journal import WEAK_VERIFY, fields_of
+from colibri.daemon.learned_pins import LearnedPins
 from colibri.daemon.machine import anonymous_bytes
-from colibri.daemon.opening import EXIT_CONFIG, EXIT_TEMPORARY, Opened, StartError
+from colibri.daemon.opening import EXIT_CONFIG, EXIT_TEMPORARY, Opened, StartError, pins_wanted
+from colibri.daemon.recording import Recording
 from colibri.daemon.scrub_file import ScrubFile
 from colibri.daemon.stats import RuntimeView
 from colibri.daemon.store.folder import StateFolder
@@ -30,6 +36,8 @@ from colibri.daemon.store.store import SessionStore
 from colibri.daemon.store.writer import Durability
 
 log = logging.getLogger("colibri.daemon.runtime")
+
+MIB = 1 << 20
 
 
 def buffered_remark(direct: str, drives: Sequence[DriveView]) -> str:
@@ -47,6 +55,13 @@ def verify_remark(verify: str) -> str:
     return "experts are not checked at all (verify = never)" if verify == "never" else ""
 
 
+def heat_bytes(heat: Heat) -> bytes:
+    """One byte per expert, 255 for the hottest of all; zeros while nothing is hot."""
+    most = float(heat.max(initial=0.0))
+    scaled = np.rint(heat * (255 / most if most else 0.0)).astype(np.uint8)
+    return bytes(scaled)
+
+
 class CoreRuntime:
     """Implements server.Runtime. Made before anything is allocated; raises StartError if the state folder is taken."""
 
@@ -58,6 +73,8 @@ class CoreRuntime:
         self._store: SessionStore | None = None
         self._drives = Drives(opened.container.stripe_paths)
         self._care: DriveCare | None = None
+        self._pins: LearnedPins | None = None
+        self._recording: Recording | None = None
         self._buffered = ""
         try:
             self._folder = StateFolder(config.state, opened.container.content_id, opened.facts.name)
@@ -86,25 +103,43 @@ class CoreRuntime:
             assert self._model is not None
             self._drives.update(self._model.drive_stats())
         fraction = self._care.fraction if self._care is not None else None
+        warming = self._pins is not None and self._pins.warming
+        doing = [f"reading hot experts ahead, {self._warmed() / MIB:,.0f} MiB by now"] if warming else []
+        if fraction is not None:
+            doing.append(f"scrub {fraction:.0%} done")
         return RuntimeView(
             drives=self._drives.views(),
             remarks=self._remarks(),
-            doing=tuple(f"scrub {fraction:.0%} done" for fraction in [fraction] if fraction is not None),
+            doing=tuple(doing),
             planned_bytes=table.planned,
             experts=table.experts,
             expert_slots=table.expert_slots,
+            warming=warming,
             scrub_fraction=fraction,
         )
+
+    def _warmed(self) -> int:
+        """Bytes of experts read since the start; until the first request, all of them ahead of it."""
+        return sum(drive.counters.read_bytes for drive in self._drives.views())
 
     def _remarks(self) -> tuple[str, ...]:
         if self._engine is None:
             return ()
         care = self._care.failure if self._care is not None else ""
-        lost = (*self._opened.container.warnings, self._buffered, verify_remark(self._config.verify), care)
-        return (*filter(None, lost), *self._drives.remarks())
+        pins = self._pins.failure if self._pins is not None else ""
+        trace = self._recording.failure if self._recording is not None else ""
+        lost = (*self._opened.container.warnings, self._buffered, verify_remark(self._config.verify))
+        return (*filter(None, (*lost, care, pins, trace)), *self._drives.remarks())
 
     def expert_heat(self) -> bytes:
-        return b""
+        assert self._engine is not None
+        assert self._model is not None
+        model, found = self._model, list[Heat]()
+        try:
+            self._engine.between_steps(lambda: found.append(model.export_heat()))
+        except CoreError:
+            return b""  # the daemon stops: the model is closed
+        return heat_bytes(found[0])
 
     def session_bytes(self) -> int:
         return self._folder.session_bytes()
@@ -138,13 +173,31 @@ class CoreRuntime:
         try:
             durability = cast(Durability, self._config.fsync)  # checked by config.py
             self._store = SessionStore(self._folder, page_identity(model), self._opened.facts.name, durability)
-            self._engine = Engine(model, self._store, options, wake)
+            self._engine = Engine(model, self._store, options, wake, self._make_upkeep(self._model))
         except StoreError as error:
             raise StartError(str(error)) from error
         self._engine.start()
         self._care = self._make_care(self._engine)
         self._care.start()
         return self._engine
+
+    def _make_upkeep(self, model: core.Model) -> Upkeep:
+        """What the engine's thread does beside the generations. Raises StartError."""
+        table, upkeep = self._opened.table, cast(Upkeep, NoUpkeep())
+        if pins_wanted(self._config.pins, table.expert_slots, table.experts):
+            folder, content = self._folder, self._opened.container.content_id
+            self._pins = LearnedPins(model, HeatFile(folder.root, folder.quarantine, content, table.experts))
+            self._pins.begin()
+            upkeep = self._pins
+        if self._config.trace is None:
+            return upkeep
+        recording = Recording(model, self._config.trace, upkeep)
+        try:
+            recording.begin()
+        except (CoreError, OSError) as error:
+            raise StartError(f"trace {recording.path}: {error}") from error
+        self._recording = recording
+        return recording
 
     def _make_care(self, engine: Engine) -> DriveCare:
         steps = 0
@@ -175,6 +228,10 @@ class CoreRuntime:
         """After the engine has drained. Writes what is queued and gives everything back."""
         if self._care is not None:
             self._care.close()
+        if self._pins is not None:
+            self._pins.close()
+        if self._recording is not None:
+            self._recording.stop()
         if self._store is not None:
             self._store.close()
         else:

@@ -45,6 +45,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def layer_expert(text: str) -> tuple[int, int]:
+    """Read LAYER:EXPERT. Raises ArgumentTypeError."""
+    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not LAYER:EXPERT, two numbers")
+    return int(match[1]), int(match[2])
+
+
 def extent_bytes(text: str) -> int:
     """Read a size in bytes, a multiple of 4096, "128KiB" or "1MiB" too. Raises ArgumentTypeError."""
     match = re.fullmatch(r"(\d{1,12})(KiB|MiB)?", text)
@@ -105,6 +113,13 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
             metavar="CHECKPOINT",
             type=source,
             help="the checkpoint that the container was packed from, for what no mirror holds",
+        )
+        parser.add_argument(
+            "--only",
+            metavar="LAYER:EXPERT",
+            type=layer_expert,
+            action="append",
+            help="look at this expert only, once for each that scrub, verify or the daemon has named (default: all)",
         )
     if command == "scrub":
         parser.add_argument(

@@ -16,11 +16,11 @@ from colibri.packer.checkpoint import Checkpoint
 from colibri.packer.commands import print_json
 from colibri.packer.folders import make_folders, shared_drive_warnings
 from colibri.packer.progress import reporter
-from colibri.packer.repair import repair
+from colibri.packer.repair import looked_at_bytes, repair
 from colibri.packer.repair_stripes import Repairs
 from colibri.packer.restripe import moved_bytes, plan_move, restripe
 from colibri.packer.scrub import Pace, scrub
-from colibri.packer.verify import stripes_bytes, total_bytes
+from colibri.packer.verify import stripes_bytes
 from colibri.packer.weights import choose_weights, given_weights
 from colibri.packer.wording import counted, size_text
 
@@ -49,11 +49,11 @@ def run_restripe(options: argparse.Namespace) -> int:
 
 def run_repair(options: argparse.Namespace) -> int:
     """Set a container right; 1 if something remains."""
-    total = total_bytes(read_manifest(options.container))
+    total = looked_at_bytes(read_manifest(options.container), options.only)
     with ExitStack() as stack:
         checkpoint = None if options.source is None else stack.enter_context(Checkpoint.open(options.source))
         with reporter("repairing", total, sys.stderr) as progress:
-            done = repair(options.container, options.stripes, checkpoint, reporter=progress)
+            done = repair(options.container, options.stripes, checkpoint, only=options.only, reporter=progress)
     if options.json:
         print_json(show_repairs(done))
     else:

@@ -9,13 +9,14 @@ manifest has no second copy: without it there is nothing to go by.
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from colibri.core.container import MANIFEST_NAME, ContainerError
 from colibri.core.container_folders import ContainerFolders
 from colibri.core.container_survey import Survey
+from colibri.core.striping import layer_extents
 from colibri.packer.checkpoint import Checkpoint
 from colibri.packer.disk import Disk
 from colibri.packer.folders import Need, require_room
@@ -25,6 +26,8 @@ from colibri.packer.rebuild import Rebuilder
 from colibri.packer.repair_files import DenseRepair, repair_bundled
 from colibri.packer.repair_stripes import Repairs, StripeRepair, records_of
 from colibri.packer.repair_tables import TableRepair
+from colibri.packer.verify import total_bytes
+from colibri.v1 import manifest_pb2
 
 
 def repair(
@@ -32,13 +35,15 @@ def repair(
     stripes: Sequence[Path],
     checkpoint: Checkpoint | None = None,
     *,
+    only: Collection[tuple[int, int]] | None = None,
     disk: Disk | None = None,
     reporter: Reporter | None = None,
 ) -> Repairs:
     """Repair the container in `primary` and the folders `stripes`, empty ones for stripes that are lost.
 
-    Raises ContainerError for a damaged manifest or a file of another container, CheckpointError for a checkpoint that
-    is broken or another model, FolderError, DriveError for what the drives refuse.
+    `only` names the experts to look at, as (layer, expert), where it is known that nothing else is damaged. Raises
+    ContainerError for a damaged manifest or a file of another container, CheckpointError for a checkpoint that is
+    broken or another model, FolderError, DriveError for what the drives refuse.
     """
     disk, reporter = disk or Disk(), reporter or Silent()
     with ContainerFolders(primary, stripes) as folders, _alone(folders.paths[0]):
@@ -48,17 +53,50 @@ def repair(
         _require_room(disk, places)
         repairs = Repairs()
         repairs.remains += [*folders.warnings, *unplaced]
-        repair_bundled(folders.paths[0], manifest, rebuilder, repairs, disk)
-        DenseRepair(folders.paths[0], manifest, rebuilder, repairs, disk).run(reporter)
+        if only is None:
+            repair_bundled(folders.paths[0], manifest, rebuilder, repairs, disk)
+            DenseRepair(folders.paths[0], manifest, rebuilder, repairs, disk).run(reporter)
         survey = Survey(folders.paths, manifest)
+        if only is not None:
+            _refuse_more_than(only, manifest, places, survey)
         tables = TableRepair(manifest, places, rebuilder, disk).run(
             folders.paths[0], survey.extent_crcs, survey.record_digests, repairs
         )
         if tables is not None:
             work = StripeRepair(manifest, places, rebuilder, repairs, disk)
             work.prepare(lambda: records_of(manifest, *tables))
-            work.run(records_of(manifest, *tables), reporter)
+            records = records_of(manifest, *tables)
+            work.run((r for r in records if only is None or (r.layer, r.expert) in only), reporter)
         return repairs
+
+
+def looked_at_bytes(manifest: manifest_pb2.Manifest, only: Collection[tuple[int, int]] | None = None) -> int:
+    """Return how many bytes a repair reads where nothing is lost."""
+    if only is None:
+        return total_bytes(manifest)
+    total = 0
+    for layer in manifest.expert_layers:
+        for expert, row in enumerate(layer_extents(layer)):
+            if (layer.layer, expert) in only:
+                total += sum(
+                    int(e["bytes"]) * (2 if manifest.layout.stripes[int(e["stripe"])].mirrored else 1) for e in row
+                )
+    return total
+
+
+def _refuse_more_than(
+    only: Collection[tuple[int, int]], manifest: manifest_pb2.Manifest, places: Sequence[Place], survey: Survey
+) -> None:
+    """Refuse experts that do not exist, and damage that goes beyond experts. Raises ContainerError."""
+    experts = {layer.layer: layer.experts for layer in manifest.expert_layers}
+    for layer, expert in sorted(only):
+        if not 0 <= expert < experts.get(layer, 0):
+            raise ContainerError(f"layer {layer}, expert {expert}: the container has no such expert")
+    found = [f"{place.path}: {place.problem}" for place in places if place.problem]
+    if survey.extent_crcs is None or survey.record_digests is None:
+        found.append("a table is missing or damaged")
+    if found:
+        raise ContainerError(f"more than single experts is damaged: repair all of it. {'; '.join(found)}")
 
 
 @contextmanager

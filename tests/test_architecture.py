@@ -82,7 +82,9 @@ def test_an_upward_arrow_is_found(package: str, source: str) -> None:
     assert violations(package, f"{package}.example", source)
 
 
-WRAPPER = {f"csrc/{name}.py" for name in ("build_core", "core", "core_options", "drives", "errors", "tensors", "traces")}
+WRAPPER = {
+    f"csrc/{name}.py" for name in ("build_core", "core", "core_options", "drives", "errors", "tensors", "traces")
+}
 
 
 def test_only_the_wrapper_touches_the_compiled_module() -> None:

@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     ]
     table("pack", ["what", "measured"], rows)
     more = {"checkpoint_bytes": size, "seconds": seconds, "cores": cores, "limit_bytes": LIMIT_BYTES}
-    result("pack", shape.name, rate / MB, "MB/s per core", ceiling / MB, peak, **more)
+    result("pack", shape.name, rate / MB, "MB/s per core", ceiling / MB, peak_rss_bytes=peak, **more)
     return 0 if peak <= LIMIT_BYTES else 1
 
 

@@ -39,12 +39,12 @@ def result(
     value: float,
     unit: str,
     ceiling: float,
-    peak_rss_bytes: int | None = None,
     **more: float | int | str,
 ) -> None:
     """The last line: value and ceiling in `unit`, share = value / ceiling, and whatever else was measured.
 
-    `peak_rss_bytes`: of the processes that were measured together, if that is not the benchmark and all its children.
+    `peak_rss_bytes` may be given: of the processes that were measured together, if that is not this one and all its
+    children.
     """
     line: dict[str, float | int | str] = {
         "bench": bench,
@@ -53,7 +53,7 @@ def result(
         "unit": unit,
         "ceiling": round(ceiling, 4),
         "share": round(value / ceiling, 4) if ceiling else 0.0,
-        "peak_rss_bytes": WATCH.bytes if peak_rss_bytes is None else peak_rss_bytes,
+        "peak_rss_bytes": WATCH.bytes,
         "commit": commit(),
     }
     line.update({name: round(v, 4) if isinstance(v, float) else v for name, v in more.items()})

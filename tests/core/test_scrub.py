@@ -11,6 +11,7 @@ from colibri.core.direct_file import BUFFER_BYTES, DirectFile
 from colibri.core.scrub import Finding, Position, Scrub
 from colibri.core.tensors import crc32c
 from testkit.checkpoints import write_td
+from testkit.container_damage import flip
 from testkit.packing import copy_container, pack_folder
 
 
@@ -35,14 +36,6 @@ def opened(folders: list[Path]) -> Container:
 def findings(folders: list[Path]) -> list[Finding]:
     with opened(folders) as container, Scrub(container) as scrub:
         return [step.finding for step in scrub if step.finding]
-
-
-def flip(path: Path, offset: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 16]))
 
 
 def test_every_copy_of_every_extent_is_read_once(folders: list[Path]) -> None:

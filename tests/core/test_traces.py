@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -52,9 +53,11 @@ def recording(model: Model, path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 9, ALL_EXPERTS])
-@pytest.mark.parametrize("ring", [2, 8])
-def test_a_replay_repeats_the_live_counts(tiny_int4: Tiny, tmp_path: Path, slots: int, ring: int) -> None:
-    with opened(tiny_int4, expert_slots=slots, ring_slots=ring, max_rows=3) as model:
+@pytest.mark.parametrize(("ring", "lookahead"), [(2, "off"), (2, "on"), (8, "off"), (8, "on")])
+def test_a_replay_repeats_the_live_counts(
+    tiny_int4: Tiny, tmp_path: Path, slots: int, ring: int, lookahead: Literal["on", "off"]
+) -> None:
+    with opened(tiny_int4, expert_slots=slots, ring_slots=ring, max_rows=3, lookahead=lookahead) as model:
         for part in range(2):  # from an empty cache, then from one that has been at work
             before = model.stats()
             with recording(model, tmp_path / f"{part}.trace"):

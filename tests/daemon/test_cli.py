@@ -35,7 +35,8 @@ def test_plan_prints_the_table_or_one_json_object(tmp_path: Path, tiny: Tiny) ->
     flags = ("--expert-slots", "3", "--io-backend", "threads", "--io-depth", "7", "--verify", "first", "--scrub", "2.5")
     plan = json.loads(colibrid("plan", "--json", "--config", config, *flags).stdout)
     assert plan["reading"] == (
-        "experts read with io_backend threads (io_depth 7), direct auto, verify first; scrub 2.5 MB/s"
+        "experts read with io_backend threads (io_depth 7), direct auto, verify first; lookahead auto; pins auto "
+        "(heat_half_life default); scrub 2.5 MB/s"
     )
     assert (plan["expert_slots"], plan["experts"], plan["fits"]) == (3, 16, True)
     assert plan["planned_bytes"] == sum(row["bytes"] for row in plan["rows"])

@@ -24,10 +24,14 @@ OTHER: dict[str, tuple[str, str, Any]] = {
     "pass_tokens": ("64", "64", 64),
     "max_sequences": ("3", "3", 3),
     "threads": ("2", "2", 2),
+    "lookahead": ('"off"', "off", "off"),
     "io_backend": ('"threads"', "threads", "threads"),
     "io_depth": ("9", "9", 9),
     "io_threads": ("3", "3", 3),
     "verify": ('"first"', "first", "first"),
+    "heat_half_life": ("500", "500", 500.0),
+    "pins": ('"off"', "off", "off"),
+    "trace": ('"/t/trace"', "/t/trace", Path("/t/trace")),
     "scrub": ("2.5", "2.5", 2.5),
     "direct": ('"off"', "off", "off"),
     "activation": ('"i8"', "i8", "i8"),
@@ -66,6 +70,10 @@ def needed(without: str = "") -> dict[str, str]:
 def test_scrub_is_a_speed_or_off(tmp_path: Path, text: str, rate: float) -> None:
     assert load_config({}, write(tmp_path, toml(needed() | {"scrub": text})), {}).scrub == rate
     assert load_config(NEEDED | flags("--scrub", text.strip('"')), None, {}).scrub == rate
+
+
+def test_an_empty_trace_is_none(tmp_path: Path) -> None:
+    assert load_config({}, write(tmp_path, toml(needed() | {"trace": '""'})), {}).trace is None
 
 
 @pytest.mark.parametrize("text", ['"on"', '"5"', "0", "0.05", "-1", "nan", "true", "1e9"])

@@ -45,11 +45,11 @@ class Heated(FakeModel):
         return self.heat.copy()
 
     def import_heat(self, heat: Heat) -> None:
-        self.threads.add(threading.current_thread().name)
         self.heat = heat.copy()
 
     def warm(self, budget_us: int) -> bool:
         assert not self._busy.locked(), "between steps only"
+        self.threads.add(threading.current_thread().name)
         self.budgets.append(budget_us)
         time.sleep(self.warm_seconds)
         self.cold = max(0, self.cold - 1)
@@ -66,6 +66,7 @@ class HeatedBench(Bench):
         self.file = HeatFile(self.root, Quarantine(self.root / "quarantine"), CONTENT, EXPERTS)
         assert isinstance(self.model, Heated)
         self.pins = LearnedPins(self.model, self.file, self.every)
+        self.pins.begin()
         self.engine = Engine(self.model, self.store, EngineOptions(), upkeep=self.pins)
         self.engine.start()
 

@@ -260,3 +260,30 @@ def test_a_damaged_expert_stands_in_the_log_the_status_and_the_server_s_info(tmp
             assert re.search(rf"layer \d+ expert \d+: \d+ bytes at offset \d+ of stripe \d+ \({path}\) fail", line)
         experts = [re.search(r"layer \d+ expert \d+", line)[0] for line in logged]  # type: ignore[index]
         assert len(experts) == len(set(experts)), "each is logged once a minute"
+
+
+def test_what_routing_taught_is_read_ahead_after_a_restart_and_shown(tmp_path: Path, tiny: Tiny) -> None:
+    config = write_config(tmp_path, tiny, expert_slots=6, pins="on")
+    with serving(config) as process:
+        first = tokens_of(process.generate(some_tokens(30), max_tokens=40))
+        call = process.admin.WatchStats(admin_pb2.WatchStatsRequest(expert_heat=True))
+        heat = next(call).expert_heat
+        call.cancel()
+        assert len(heat) == 16
+        assert max(heat) == 255
+    assert (tmp_path / "state" / "heat.bin").exists()
+    with serving(config) as process:
+        assert "heat of" in process.log.read_text()
+        until = time.monotonic() + 20
+        while True:
+            (stats,) = [next(process.admin.WatchStats(admin_pb2.WatchStatsRequest(expert_heat=True)))]
+            if not stats.warming and sum(device.reads for device in stats.devices):
+                break
+            assert time.monotonic() < until, stats
+            time.sleep(0.05)
+        assert stats.expert_heat == heat
+        assert tokens_of(process.generate(some_tokens(30), max_tokens=40)) == first
+    off = write_config(tmp_path, tiny, expert_slots=6, pins="off")
+    with serving(off) as process:
+        stats = next(process.admin.WatchStats(admin_pb2.WatchStatsRequest(expert_heat=True)))
+        assert (max(stats.expert_heat), sum(device.reads for device in stats.devices)) == (0, 0)

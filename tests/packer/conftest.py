@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from testkit.checkpoints import write_td
+from testkit.packing import pack_folder
+
 
 @pytest.fixture
 def small_drive(tmp_path: Path) -> Iterator[Path]:
@@ -20,3 +23,27 @@ def small_drive(tmp_path: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def td(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint TD."""
+    return write_td(tmp_path_factory.mktemp("td") / "td")
+
+
+@pytest.fixture(scope="session")
+def plain(td: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """TD packed onto three drives, one with half of the records; not to be changed."""
+    root = tmp_path_factory.mktemp("plain")
+    folders = [root / name for name in "abc"]
+    pack_folder(td, folders, weights=[2, 1, 1])
+    return folders
+
+
+@pytest.fixture(scope="session")
+def mirrored(td: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The same with mirrors; not to be changed."""
+    root = tmp_path_factory.mktemp("mirrored")
+    folders = [root / name for name in "abc"]
+    pack_folder(td, folders, weights=[2, 1, 1], mirror=True)
+    return folders

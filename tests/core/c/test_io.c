@@ -239,6 +239,7 @@ static void test_a_mirror_that_is_missing_or_no_mirror_is_a_note(io_rig *rig, in
     CHECK(!s.mirror && strstr(s.note, rig->mirror_paths[0]) && strstr(s.note, "No such file"));
     CHECK(strstr(rig_stats(rig, 1).note, "a stripe, not a mirror"));
     CHECK(rig_read(rig, 0) == CL_OK);
+    CHECK(cl_io_reopen(rig->io, NULL) == CL_OK && !rig_stats(rig, 0).mirror && rig_stats(rig, 0).note[0]);
     rig_write_mirrors(rig);
     CHECK(cl_io_reopen(rig->io, NULL) == CL_OK);
     CHECK(rig_stats(rig, 0).mirror && rig_stats(rig, 0).note[0] == '\0' && rig_stats(rig, 1).mirror);
