@@ -31,6 +31,7 @@ log = logging.getLogger("colibri.daemon.engine")
 
 BOUNDARY_SECONDS = 5.0  # that a step of tokens has at the end; on good drives it takes a fraction of that
 
+
 class Upkeep(Protocol):
     """Work on the model beside the generations, on the engine's thread. What it raises is logged and ends it."""
 
