@@ -234,8 +234,8 @@ static int wait_for_expert(cl_prefill *p, uint64_t deadline_us) {
     }
 }
 
-/* Up to a tile of the tokens that want the expert: norm, expert, sum. The norm is done again for every expert, which
- * costs little beside the expert and saves a copy of the whole pass. */
+/* Up to a tile of the tokens that want the expert: norm, expert, sum. The norm is done again for every expert: 0.2 to
+ * 0.6 % of the expert's time (hidden sizes 6144 and 2048, 16 tokens), and it saves a copy of the whole pass. */
 static void expert_tile(cl_prefill *p, uint32_t n) {
     cl_model *m = p->model;
     cl_work *work = &m->work;

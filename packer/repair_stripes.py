@@ -245,12 +245,12 @@ class StripeRepair:
         for item in seen.bad:
             extent, place = record.row[item.index], seen.good[item.index]
             offset, size = int(extent["file_offset"]), int(extent["bytes"])
-            if place is not None:
-                data = look.file(place.work).read(offset, size)
-            elif seen.whole is not None:
-                begin = int(extent["record_offset"])
-                data = seen.whole[begin : begin + size]
-            else:
+            try:
+                data = _good_bytes(seen, extent, place, look)
+            except (OSError, EOFError) as error:
+                self._give_up(item, record, f"its other copy cannot be read again: {error}")
+                continue
+            if data is None:
                 self._give_up(item, record, seen.why)
                 continue
             if crc32c(data) != extent["crc32c"]:
@@ -309,3 +309,11 @@ class StripeRepair:
             self._disk.rename(place.work, place.path)
             self._disk.sync_folder(place.path.parent)
             self._repairs.fixed.append(f"{place.path}: was missing, made anew; {counted(count, 'extent')} written")
+
+
+def _good_bytes(seen: _Seen, extent: ExtentTable, place: Place | None, look: _Look) -> bytes | None:
+    """What the extent must hold, from the place that has it or from the checkpoint's record. Raises OSError."""
+    if place is not None:
+        return look.file(place.work).read(int(extent["file_offset"]), int(extent["bytes"]))
+    begin = int(extent["record_offset"])
+    return None if seen.whole is None else seen.whole[begin : begin + int(extent["bytes"])]
