@@ -7,11 +7,8 @@ import json
 import os
 import pty
 import signal
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -19,6 +16,7 @@ import pytest
 from colibri.client.cli import exit_code
 from colibri.client.errors import from_error_detail
 from colibri.v1 import admin_service_pb2, types_pb2
+from testkit.colibri_command import colibri, run, spawn
 from testkit.fake_daemon import FakeDaemon, delta, fake_daemon, finished, script_of, started
 
 ANSWER = "The capital of France is Paris.\n"
@@ -26,38 +24,6 @@ STATISTICS = (
     "[prompt 30 tokens (10 cached), prefill 10.00 tok/s | 3 tokens, decode 4.00 tok/s"
     " | expert hits 300/400 (75.0 %), read 3.0 MiB]\n"
 )
-
-
-@dataclass
-class Result:
-    code: int | None
-    out: str
-    err: str
-
-
-async def spawn(daemon: FakeDaemon | None, *arguments: str, **options: Any) -> asyncio.subprocess.Process:
-    environment = {name: value for name, value in os.environ.items() if name != "COLIBRI_ADDR"}
-    if daemon is not None:
-        environment["COLIBRI_ADDR"] = daemon.address
-    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "colibri.client.cli", *arguments, env=environment, **(pipes | options)
-    )
-
-
-async def colibri(daemon: FakeDaemon | None, *arguments: str, stdin: str | bytes = "") -> Result:
-    process = await spawn(daemon, *arguments)
-    given = stdin.encode() if isinstance(stdin, str) else stdin
-    out, err = await asyncio.wait_for(process.communicate(given), 60)
-    return Result(process.returncode, out.decode(), err.decode())
-
-
-def run(folder: Path, body: Callable[[FakeDaemon], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with fake_daemon(folder) as daemon:
-            await asyncio.wait_for(body(daemon), 120)
-
-    asyncio.run(whole())
 
 
 def test_one_question_without_a_session(tmp_path: Path) -> None:
@@ -477,53 +443,5 @@ def test_an_answer_that_failed_shows_what_there_is_and_why(tmp_path: Path) -> No
         result = await colibri(daemon, "chat", "--message", "x")
         assert (result.code, result.out) == (1, "a\n")
         assert "colibri: layer 1 expert 3 (DATA_LOSS/EXPERT_CHECKSUM)" in result.err
-
-    run(tmp_path, body)
-
-
-def test_a_damaged_session_goes_on_only_when_the_loss_is_accepted(tmp_path: Path) -> None:
-    async def body(daemon: FakeDaemon) -> None:
-        reason = "a record is damaged; the damaged file is kept as /state/quarantine/x-tokens.log"
-        corrupt = types_pb2.Session(name="sessions/alpha", state=types_pb2.Session.STATE_CORRUPT, degraded=reason)
-        corrupt.position = 12
-        daemon.sessions[corrupt.name] = corrupt
-        assert "CORRUPT" in (await colibri(daemon, "sessions", "list")).out
-        shown = (await colibri(daemon, "sessions", "show", "alpha")).out
-        assert "state:             CORRUPT\n" in shown
-        assert f"damage:            {reason}" in shown
-        for flags, lines in ((["--message", "x"], ""), ([], "x\n")):
-            refused = await colibri(daemon, "chat", "--session", "alpha", *flags, stdin=lines)
-            assert (refused.code, refused.out) == (1, "")
-            for part in ("session alpha is damaged", "positions 0 to 11 are left", reason, "--accept-loss"):
-                assert part in refused.err
-        assert daemon.requests == [], "nothing was asked of the daemon that acknowledges the loss"
-        taken = await colibri(daemon, "chat", "--session", "alpha", "--accept-loss", "--message", "x")
-        assert (taken.code, taken.out) == (0, ANSWER)
-        assert daemon.requests[0].expected_position == 12
-        senseless = await colibri(daemon, "chat", "--accept-loss", "--message", "x")
-        assert senseless.code == 2
-        assert "--accept-loss needs --session" in senseless.err
-
-    run(tmp_path, body)
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--max-tokens", "-3"), "--max-tokens -3 is not between 1 and 4294967295"),
-        (("--max-tokens", "0"), "--max-tokens 0 is not between 1 and 4294967295"),
-        (("--top-k", "-1"), "--top-k -1 is not between 0 and 4294967295"),
-        (("--session", "abc"), "'abc' cannot name a session: 4 to 63 characters are needed"),
-        (("--session", "My_Chat"), "lower-case letters, digits and hyphens, a letter first"),
-    ],
-)
-def test_what_no_daemon_would_take_is_refused_before_it_is_asked(
-    tmp_path: Path, flags: tuple[str, ...], said: str
-) -> None:
-    async def body(daemon: FakeDaemon) -> None:
-        refused = await colibri(daemon, "chat", "--message", "x", *flags)
-        assert refused.code == 2
-        assert said in refused.err
-        assert daemon.requests == []
 
     run(tmp_path, body)
