@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -127,6 +127,7 @@ class Soak:
             for number in range(CLIENTS):
                 tasks.create_task(self._ask(random.Random(number)))
             tasks.create_task(asyncio.to_thread(self._fail))
+            tasks.create_task(asyncio.to_thread(self._listen))
             tasks.create_task(self._watch(seconds))
         return self.tally
 
@@ -162,6 +163,12 @@ class Soak:
             with damage:
                 time.sleep(lasting)
             self._daemon.popen.send_signal(signal.SIGHUP)  # the drive is well again: use it
+
+    def _listen(self) -> None:
+        """Be the service manager: read what the daemon tells it."""
+        while time.monotonic() < self._deadline:
+            with suppress(TimeoutError):
+                self._daemon.receiver.recv(4096)
 
     async def _watch(self, seconds: float) -> None:
         while time.monotonic() < self._deadline:
