@@ -38,13 +38,19 @@ class Tiny:
 
 
 def make_tiny(
-    family: str, folder: Path, precision: str = "all=f32", weights: Sequence[int] = (1,), **overrides: Any
+    family: str,
+    folder: Path,
+    precision: str = "all=f32",
+    weights: Sequence[int] = (1,),
+    *,
+    mirror: bool = False,
+    **overrides: Any,
 ) -> Tiny:
     """Make a tiny checkpoint of `family` below `folder` and pack it onto len(weights) stripes."""
     checkpoint = folder / "checkpoint"
     if not checkpoint.exists():
         _first_usable_seed(family, checkpoint, overrides)
-    return packed(checkpoint, folder / "container", precision, weights)
+    return packed(checkpoint, folder / "container", precision, weights, mirror=mirror)
 
 
 def _first_usable_seed(family: str, checkpoint: Path, overrides: dict[str, Any]) -> None:
@@ -57,12 +63,14 @@ def _first_usable_seed(family: str, checkpoint: Path, overrides: dict[str, Any])
     raise ValueError(f"no seed gives a usable {family}")
 
 
-def packed(checkpoint: Path, folder: Path, precision: str, weights: Sequence[int] = (1,)) -> Tiny:
+def packed(
+    checkpoint: Path, folder: Path, precision: str, weights: Sequence[int] = (1,), *, mirror: bool = False
+) -> Tiny:
     """Pack `checkpoint` onto len(weights) folders below `folder`."""
     folder.mkdir()
     folders = tuple(folder / f"drive{number}" for number in range(len(weights)))
     with Checkpoint.open(checkpoint) as source:
-        pack(source, make_plan(source, resolve(source), parse_precision(precision), weights), folders)
+        pack(source, make_plan(source, resolve(source), parse_precision(precision), weights, mirror=mirror), folders)
     return Tiny(checkpoint, folders)
 
 
