@@ -158,7 +158,7 @@ def _report(
     import resource
 
     read = after.expert_bytes - before.expert_bytes
-    wasted = getattr(after, "lookahead_wasted_bytes", 0) - getattr(before, "lookahead_wasted_bytes", 0)
+    wasted = after.lookahead_wasted_bytes - before.lookahead_wasted_bytes
     cpu = sum(drive["cpu_us"] for drive in drives_after) - sum(drive["cpu_us"] for drive in drives_before)
     return {
         "slots": options.expert_slots,
