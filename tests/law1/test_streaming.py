@@ -54,7 +54,7 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> StreamedOf:
 
 
 def _make(name: str, folder: Path) -> Streamed:
-    plain = make_tiny(FAMILIES[name], folder, PRECISION[name], **SIZES[name])
+    plain = make_tiny(FAMILIES[name], folder, PRECISION[name], (1,), **SIZES[name])
     case = case_of({1: plain}, TEXT)
     packs = make_containers(plain.checkpoint, folder / "containers", PRECISION[name], WEIGHTS[name])
     return Streamed(packs, case, learned_heat(plain, case))

@@ -38,19 +38,13 @@ class Tiny:
 
 
 def make_tiny(
-    family: str,
-    folder: Path,
-    precision: str = "all=f32",
-    weights: Sequence[int] = (1,),
-    *,
-    mirror: bool = False,
-    **overrides: Any,
+    family: str, folder: Path, precision: str = "all=f32", weights: Sequence[int] = (1,), **overrides: Any
 ) -> Tiny:
     """Make a tiny checkpoint of `family` below `folder` and pack it onto len(weights) stripes."""
     checkpoint = folder / "checkpoint"
     if not checkpoint.exists():
         _first_usable_seed(family, checkpoint, overrides)
-    return packed(checkpoint, folder / "container", precision, weights, mirror=mirror)
+    return packed(checkpoint, folder / "container", precision, weights)
 
 
 def _first_usable_seed(family: str, checkpoint: Path, overrides: dict[str, Any]) -> None:
