@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 
 from colibri.client.errors import ColibriError, ServiceError
 
+_SESSION = re.compile(r"[a-z][a-z0-9-]{3,62}")  # the daemon's rule
 _FLAGS = {
     "name": "--session",
     "session": "--session",
@@ -51,6 +53,16 @@ def name(value: str) -> str:
     if not value.removeprefix("sessions/"):
         raise argparse.ArgumentTypeError("empty; leave it out, or give a name")
     return text(value)
+
+
+def session(value: str) -> str:
+    """The type of an argument that may become a new session's name."""
+    if not _SESSION.fullmatch(name(value).removeprefix("sessions/")):
+        raise argparse.ArgumentTypeError(
+            f"{value!r} cannot name a session: 4 to 63 characters are needed, lower-case letters, digits and hyphens, "
+            "a letter first"
+        )
+    return value
 
 
 def seconds(value: str) -> float:

@@ -23,7 +23,7 @@ from colibri.client import address as addresses
 from colibri.client import arguments as types
 from colibri.client import display
 from colibri.client.arguments import UsageError, check_utf8, flag_of
-from colibri.client.client import Client
+from colibri.client.client import Client, session_name
 from colibri.client.conversation import AbandonedError, Answer, Conversation, PausedError, follow
 from colibri.client.errors import (
     AbortedError,
@@ -47,6 +47,7 @@ _ADDRESS_HELP = (
 )
 _SESSION_HELP = "the session to go on with; created if missing (default: a new one; with --message: none)"
 _MESSAGE_HELP = "ask this one question and exit (default: a chat, line by line)"
+_LOSS_HELP = "go on in a session whose end was lost to damage, from where it can still be read"
 _WAIT_HELP = "wait until the daemon serves, at most so long (exit code 75 if it does not)"
 _EXIT_CODES = (
     "exit codes: 0 done; 1 the daemon refused or failed; 2 wrong usage; 69 no daemon there, or it went away; "
@@ -118,11 +119,12 @@ def parser() -> argparse.ArgumentParser:
 
 def _chat_parser(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
     chat = commands.add_parser("chat", parents=parents, help="chat in a session that the daemon keeps")
-    chat.add_argument("--session", metavar="NAME", type=types.name, help=_SESSION_HELP)
+    chat.add_argument("--session", metavar="NAME", type=types.session, help=_SESSION_HELP)
     chat.add_argument("--message", metavar="TEXT", type=types.text, help=_MESSAGE_HELP)
     chat.add_argument(
         "--system", default="", metavar="TEXT", type=types.text, help="system message of a new chat (default: none)"
     )
+    chat.add_argument("--accept-loss", action="store_true", help=_LOSS_HELP)
     chat.set_defaults(run=_chat_once)
 
 
@@ -158,10 +160,10 @@ def _sampling_parser() -> argparse.ArgumentParser:
 
 def _options(arguments: argparse.Namespace) -> tuple[Sampling, Stop]:
     """Raises UsageError for a number that the protocol cannot carry."""
-    for name, limit in (("top_k", 2**32), ("max_tokens", 2**32), ("seed", 2**64)):
+    for name, least, limit in (("top_k", 0, 2**32), ("max_tokens", 1, 2**32), ("seed", 0, 2**64)):
         value = getattr(arguments, name)
-        if value is not None and not 0 <= value < limit:
-            raise UsageError(f"--{name.replace('_', '-')} {value} is not between 0 and {limit - 1}")
+        if value is not None and not least <= value < limit:
+            raise UsageError(f"--{name.replace('_', '-')} {value} is not between {least} and {limit - 1}")
     sampling = Sampling(
         temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p, seed=arguments.seed
     )
@@ -221,7 +223,7 @@ def _read_prompt(path: str) -> str:
 
 async def _chat_once(client: Client, arguments: argparse.Namespace) -> None:
     sampling, stop = _options(arguments)
-    if not arguments.session:
+    if not arguments.session and not arguments.accept_loss:
         messages = [message("system", arguments.system)] if arguments.system else []
         messages.append(message("user", arguments.message))
         stream = client.chat(messages, sampling=sampling, stop=stop, token_ids=arguments.json)
@@ -236,7 +238,9 @@ async def _chat_once(client: Client, arguments: argparse.Namespace) -> None:
 
 
 async def _open(client: Client, arguments: argparse.Namespace) -> Conversation:
-    conversation = await Conversation.open(client, arguments.session or "", *_options(arguments))
+    if arguments.accept_loss and not arguments.session:
+        raise UsageError("--accept-loss needs --session: a new one has lost nothing")
+    conversation = await Conversation.open(client, arguments.session or "", *_options(arguments), arguments.accept_loss)
     if arguments.system and not conversation.is_new:
         raise UsageError(f"--system: {conversation.session.name} has already begun; its system message stays")
     return conversation
@@ -259,18 +263,19 @@ async def _show_session(client: Client, arguments: argparse.Namespace) -> None:
 
 
 async def _remove_sessions(client: Client, arguments: argparse.Namespace) -> None:
-    """Tries all of them. One that fails alone exits as any call does, among several the code is 1."""
+    """Tries all of them, each once. One that fails alone exits as any call does, among several the code is 1."""
     failed = 0
-    for session in arguments.session:
+    sessions = list(dict.fromkeys(map(session_name, arguments.session)))
+    for session in sessions:
         try:
             await client.sessions.delete(session)
         except ServiceError as error:
-            if len(arguments.session) == 1 or isinstance(error, UnavailableError):
+            if len(sessions) == 1 or isinstance(error, UnavailableError):
                 raise
             _complain(error)
             failed += 1
     if failed:
-        raise ColibriError(f"{failed} of {len(arguments.session)} sessions could not be removed")
+        raise ColibriError(f"{failed} of {len(sessions)} sessions could not be removed")
 
 
 async def _status(client: Client, arguments: argparse.Namespace) -> None:

@@ -30,6 +30,19 @@ class PausedError(ColibriError):
     """The daemon stopped in the middle of the answer; what it said is kept."""
 
 
+class LossError(ColibriError):
+    """The session lost its end, and nobody has said yet that the chat may go on without it."""
+
+    def __init__(self, session: types_pb2.Session) -> None:
+        name = session.name.removeprefix("sessions/")
+        kept = f"positions 0 to {session.position - 1} are left" if session.position else "nothing of it is left"
+        why = f" ({session.degraded})" if session.degraded else ""
+        super().__init__(
+            f"session {name} is damaged and part of the conversation is lost, {kept}{why}. "
+            f"To go on without what is lost: colibri chat --session {name} --accept-loss; or begin a new session"
+        )
+
+
 class Answer:
     """What one turn gave: its events condensed."""
 
@@ -111,23 +124,37 @@ async def follow(client: Client, stream: GenerationStream, view: AnswerView | No
 
 
 class Conversation:
-    """A chat in one session of the daemon."""
+    """A chat in one session of the daemon. `accept_loss`: it may go on where a damaged session now ends. Raises
+    LossError for a damaged session without it."""
 
-    def __init__(self, client: Client, session: types_pb2.Session, sampling: Sampling, stop: Stop) -> None:
+    def __init__(
+        self, client: Client, session: types_pb2.Session, sampling: Sampling, stop: Stop, accept_loss: bool = False
+    ) -> None:
         self.session = session
+        self._accept_loss = accept_loss
         self._client = client
         self._sampling = sampling
         self._stop = stop
-        self._position: int | None = session.position
+        self._position: int | None = self._end_of(session)
 
     @classmethod
-    async def open(cls, client: Client, session_id: str, sampling: Sampling, stop: Stop) -> Conversation:
-        """Finds the session, or creates it; an empty id makes a new one with a name of the daemon's choice."""
+    async def open(
+        cls, client: Client, session_id: str, sampling: Sampling, stop: Stop, accept_loss: bool = False
+    ) -> Conversation:
+        """Finds the session, or creates it; an empty id makes a new one with a name of the daemon's choice. Raises
+        LossError."""
         try:
             session = await (client.sessions.get(session_id) if session_id else client.sessions.create())
         except NotFoundError:
             session = await client.sessions.create(session_id)
-        return cls(client, session, sampling, stop)
+        return cls(client, session, sampling, stop, accept_loss)
+
+    def _end_of(self, session: types_pb2.Session) -> int:
+        """Where the session ends. Naming that position to the daemon is what acknowledges a loss, so it is not done
+        unasked. Raises LossError."""
+        if session.state == types_pb2.Session.STATE_CORRUPT and not self._accept_loss:
+            raise LossError(session)
+        return session.position
 
     @property
     def is_new(self) -> bool:
@@ -141,7 +168,7 @@ class Conversation:
         `token_ids` asks for the ids of the answer.
         """
         if self._position is None:
-            self._position = (await self._client.sessions.get(self.session.name)).position
+            self._position = self._end_of(await self._client.sessions.get(self.session.name))
         messages = [message("system", system)] if system else []
         stream = self._client.chat(
             [*messages, message("user", text)],

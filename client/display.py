@@ -102,8 +102,7 @@ def session_table(sessions: list[types_pb2.Session]) -> Table:
         used = session.last_used_time.ToDatetime() if session.HasField("last_used_time") else None
         table.add_row(
             Text(printable(session.name.removeprefix("sessions/"))),
-            types_pb2.Session.State.Name(session.state).removeprefix("STATE_").lower()
-            + (", degraded" if session.degraded else ""),
+            session_state(session),
             str(session.position),
             show_bytes(session.disk_bytes),
             f"{used:%Y-%m-%d %H:%M:%S} UTC" if used else "-",
@@ -111,19 +110,27 @@ def session_table(sessions: list[types_pb2.Session]) -> Table:
     return table
 
 
+def session_state(session: types_pb2.Session) -> str:
+    """In small letters, but for what nobody should overlook."""
+    if session.state == types_pb2.Session.STATE_CORRUPT:
+        return "CORRUPT"
+    state = types_pb2.Session.State.Name(session.state).removeprefix("STATE_").lower()
+    return f"{state}, degraded" if session.degraded else state
+
+
 def session_lines(session: types_pb2.Session) -> str:
     """One session in full, one `name: value` per line."""
     rows = [
         ("session", session.name.removeprefix("sessions/")),
         ("display name", session.display_name),
-        ("state", types_pb2.Session.State.Name(session.state).removeprefix("STATE_").lower()),
+        ("state", session_state(session)),
         ("model", session.model),
         ("content id", session.content_id),
         ("position", f"{session.position} of {session.context_limit}"),
         ("durable", f"{session.durable_position} tokens in the log, KV of {session.kv_position} positions on disk"),
         ("disk", show_bytes(session.disk_bytes)),
         ("active generation", session.active_generation),
-        ("degraded", session.degraded),
+        ("damage" if session.state == types_pb2.Session.STATE_CORRUPT else "degraded", session.degraded),
     ]
     return _rows(rows)
 

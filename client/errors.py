@@ -157,8 +157,11 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> ServiceError:
     """The typed exception for a failed call, with what its details say."""
     info, retry = _details(error)
     kind = _BY_CODE.get(error.code(), ServiceError)
+    text = error.details() or error.code().name
+    if error.code() is grpc.StatusCode.UNAVAILABLE and info is None:  # these are gRPC's words, not the daemon's
+        text = "the daemon does not answer, or the connection to it broke"
     return kind(
-        error.details() or error.code().name,
+        text,
         code=error.code(),
         reason=info.reason if info else "",
         metadata=info.metadata if info else None,

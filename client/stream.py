@@ -76,7 +76,10 @@ class GenerationStream:
             raise self._lost(f"no sign of life from the daemon for {self._patience:g} s") from None
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE and self.generation:
-                raise self._lost(f"the connection broke: {error.details()}") from error
+                raise self._lost(
+                    "the connection to the daemon broke in the middle of the answer; once the daemon runs again, a "
+                    "session can go on"
+                ) from error
             failure = from_rpc_error(error)
             failure.generation, failure.next_offset = self.generation, self.next_offset
             raise failure from error

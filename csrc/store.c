@@ -148,6 +148,14 @@ cl_slot *cl_store_free_ring_slot(cl_store *store) {
     return oldest;
 }
 
+/* Half of the ring, rounded up, stays for those who know what they need. */
+static int ring_has_room(const cl_store *store) {
+    uint64_t n = 0;
+    for (uint64_t i = store->cache_slots; i < store->cache_slots + store->ring_slots; i++)
+        n += !store->slots[i].pins && !store->slots[i].loading;
+    return 2 * n > store->ring_slots;
+}
+
 /* An empty slot of the cache for one who may keep it for long: another slot must stay free to go. */
 static cl_slot *spare_slot(cl_store *store) {
     return store->cache_pinned + 2 <= store->cache_slots ? cl_store_empty_slot(store) : NULL;
@@ -161,7 +169,7 @@ static cl_slot *choose(cl_store *store, uint32_t layer, uint32_t expert, cl_purp
     }
     slot = spare_slot(store);
     if (slot || purpose == CL_FOR_WARM) return slot;
-    slot = cl_store_free_ring_slot(store);
+    slot = purpose != CL_FOR_LOOKAHEAD || ring_has_room(store) ? cl_store_free_ring_slot(store) : NULL;
     if (slot || purpose == CL_FOR_PREFILL) return slot;
     slot = purpose == CL_FOR_PREFILL_NOW ? cl_store_empty_slot(store) : NULL;
     if (!slot) slot = cl_cache_victim(store);

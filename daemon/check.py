@@ -14,23 +14,26 @@ from pathlib import Path
 
 from colibri.core.paths import why_unreachable
 from colibri.daemon import opening
+from colibri.daemon.chat import TextModel
 from colibri.daemon.config import Config
 from colibri.daemon.endpoint import lock_path
 from colibri.daemon.plan import mib
 
 # A token log is small; one full context of keys and values per session is what a session folder must hold.
 MIN_FREE_BYTES = 64 << 20
+PROBE_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Finding:
     """`ok` False: the daemon would not start, or not work. `detail` says what was found, or what is wrong. `temporary`:
-    it may be right at another try."""
+    it may be right at another try. `warning`: the daemon serves all the same, with less than it could have."""
 
     name: str
     ok: bool
     detail: str
     temporary: bool = False
+    warning: bool = False
 
 
 def exit_code(findings: list[Finding]) -> int:
@@ -47,27 +50,23 @@ def _failed(name: str, error: opening.StartError) -> Finding:
 
 def run_checks(config: Config) -> list[Finding]:
     """All findings, in the order in which the daemon would meet them."""
-    findings = [_state(config.state), _socket(config), *_trace(config)]
+    findings = [_state(config), _socket(config), *_trace(config)]
     try:
         container = opening.open_the_container(config)
     except opening.StartError as error:
         return [_failed("container", error), *findings]
     with container:
         layers = container.manifest.expert_layers
-        findings.insert(
-            0,
-            Finding(
-                "container",
-                True,
-                f"{container.manifest.source.name}: {opening.experts_of(container)} experts in {len(layers)} layers "
-                f"on {len(container.stripe_paths)} stripes, content {container.content_id[:16]}"
-                + "".join(f"; warning: {text}" for text in container.warnings),
-            ),
+        found = (
+            f"{container.manifest.source.name}: {opening.experts_of(container)} experts in {len(layers)} layers "
+            f"on {len(container.stripe_paths)} stripes, content {container.content_id[:16]}"
         )
-        findings.insert(1, Finding("reading", True, opening.reading_text(config)))
+        lost = [Finding("container", True, text, warning=True) for text in container.warnings]
+        reading = Finding("reading", True, opening.reading_text(config))
+        findings = [Finding("container", True, found), *lost, reading, *findings]
         try:
             text = opening.open_text(container)
-            findings.append(Finding("text", True, "; ".join(text.problems + text.notes) or text.renderer))
+            findings.append(_text(text))
             table = opening.plan_memory(config, container, text)[1]
             room = f"{mib(table.planned)} of {mib(table.budget.bytes)} ({table.budget.source})"
             findings.append(Finding("memory", True, f"{room}, {table.expert_slots} of {table.experts} experts"))
@@ -77,8 +76,18 @@ def run_checks(config: Config) -> list[Finding]:
     return findings
 
 
-def _state(folder: Path) -> Finding:
+def _text(text: TextModel) -> Finding:
+    detail = "; ".join(text.problems + text.notes) or text.renderer
+    return Finding("text", True, detail, warning=bool(text.problems))
+
+
+def _state(config: Config) -> Finding:
     """The state folder, or the nearest one above it that exists, can be written, has room and is nobody else's."""
+    folder = config.state
+    try:
+        opening.check_state_apart(config)
+    except opening.StartError as error:
+        return _failed("state", error)
     existing = _nearest(folder)
     problem = _unwritable(existing, folder)
     if problem:
@@ -91,9 +100,16 @@ def _state(folder: Path) -> Finding:
         return Finding("state", False, f"state folder {folder}: {error.filename}: {error.strerror}")
     free = os.statvfs(existing)
     room = free.f_bavail * free.f_frsize
-    if room < MIN_FREE_BYTES:
-        return Finding("state", False, f"state folder {folder}: {mib(room)} free, {mib(MIN_FREE_BYTES)} are needed")
-    return Finding("state", True, f"{folder}: writable, {mib(room)} free")
+    found = f"{folder} {_usable(folder, existing)}, {mib(room)} free"
+    if room >= MIN_FREE_BYTES:
+        return Finding("state", True, found)
+    little = f"less than {mib(MIN_FREE_BYTES)}: sessions may soon not be stored any more"
+    return Finding("state", True, f"{found}, {little}", warning=True)
+
+
+def _usable(folder: Path, existing: Path) -> str:
+    """What is known of a folder, where `existing` is the nearest that is there, and can be written."""
+    return "is writable" if existing == folder.absolute() else f"will be made, {existing} is writable"
 
 
 def _socket(config: Config) -> Finding:
@@ -102,7 +118,8 @@ def _socket(config: Config) -> Finding:
         return Finding("listen", True, f"{config.listen.target}: loopback")
     if path.exists() and not path.is_socket():
         return Finding("listen", False, f"{path} exists and is not a socket")
-    problem = _unwritable(_nearest(path.parent), path)
+    existing = _nearest(path.parent)
+    problem = _unwritable(existing, path)
     if problem:
         return Finding("listen", False, f"socket {path}: {problem}")
     try:
@@ -111,7 +128,7 @@ def _socket(config: Config) -> Finding:
         return Finding("listen", False, f"socket {path} is in use by {error.strerror}", temporary=True)
     except OSError as error:
         return Finding("listen", False, f"socket {path}: {error.filename}: {error.strerror}")
-    return Finding("listen", True, f"socket {path}: its folder is writable")
+    return Finding("listen", True, f"socket {path}: its folder {_usable(path.parent, existing)}")
 
 
 def _trace(config: Config) -> list[Finding]:
@@ -159,9 +176,10 @@ def _seen(path: Path) -> bool:
 
 
 def _unwritable(folder: Path, named: Path) -> str:
-    """Why nothing can be created in `folder`, "" if it can; to stand behind the name of the path `named`."""
+    """Why nothing can be written in `folder`, "" if it can; to stand behind the name of the path `named`."""
     try:
-        tempfile.TemporaryFile(dir=folder).close()
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(PROBE_BYTES))  # a drive without one free block takes no lock file either
     except OSError as error:
         return why_unreachable(folder, error, named=named)
     return ""
@@ -173,7 +191,13 @@ def as_json(findings: list[Finding]) -> dict[str, object]:
 
 def as_text(findings: list[Finding]) -> str:
     width = max(len(finding.name) for finding in findings)
-    return "\n".join(f"{'ok  ' if f.ok else 'FAIL'} {f.name:<{width}}  {_indented(f.detail)}" for f in findings)
+    return "\n".join(f"{_mark(f)} {f.name:<{width}}  {_indented(f.detail)}" for f in findings)
+
+
+def _mark(finding: Finding) -> str:
+    if not finding.ok:
+        return "FAIL"
+    return "WARN" if finding.warning else "ok  "
 
 
 def _indented(detail: str) -> str:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from colibri.daemon import check as checks
+from colibri.daemon import trace
 from colibri.daemon.config import KEYS, Config, ConfigError, add_flags, load_config
 from colibri.daemon.endpoint import Endpoint, EndpointError
 from colibri.daemon.journal import set_up_logging
@@ -34,8 +35,8 @@ from colibri.daemon.server import Server
 log = logging.getLogger("colibri.daemon")
 
 _EXIT_CODES = """\
-exit codes: 0 done; 1 the engine failed while running; 2 wrong usage; 75 try again later (socket or state folder in use,
-a drive or memory not there now); 78 the configuration or the container is at fault.
+exit codes: 0 done; 1 the engine failed while running, or a trace cannot be read; 2 wrong usage; 75 try again later
+(socket or state folder in use, a drive or memory not there now); 78 the configuration or the container is at fault.
 """
 
 
@@ -57,12 +58,15 @@ def make_parser() -> argparse.ArgumentParser:
         add_flags(command)
         if name != "serve":
             command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    trace.add_parser(commands, _EXIT_CODES)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit code."""
     options = make_parser().parse_args(arguments)
+    if options.command == "trace":
+        return trace.run(options)
     faulthandler.enable()
     try:
         config = load_config({name: getattr(options, name) for name in KEYS}, options.config)

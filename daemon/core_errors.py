@@ -22,6 +22,7 @@ from colibri.daemon.errors import (
 _EXPERT = re.compile(r"layer (\d+) expert (\d+)\b")
 # The name at the end is the container's own, so a path with brackets or colons in it is still read to its end.
 _FILE = re.compile(r"stripe (\d+) \((.*?(?:stripe|mirror)-\d{3}\.colibri)\)")
+_ENDS_EARLY = re.compile(r"(?:stripe|mirror)-\d{3}\.colibri\) ends at offset \d+, inside an extent")
 _OFFSET = re.compile(r"\bat offset (\d+)")
 _ERRNO = re.compile(r"\(errno (\d+)\)")
 
@@ -74,6 +75,8 @@ def daemon_error(error: Exception) -> DaemonError:
         return error
     text = str(error)
     place = fault_place(text)
+    if isinstance(error, CorruptError) and place.expert is not None and _ENDS_EARLY.search(text):
+        return ExpertUnreadableError(text, **place.metadata())
     if isinstance(error, CorruptError):
         return ExpertChecksumError(text, **place.metadata())
     if isinstance(error, StorageError) and place.expert is not None:

@@ -177,10 +177,10 @@ class Engine:
                 position=stored.log.durable_position,
             )
         mark = stored.meta.corrupt
-        if mark is not None and spec.expected_position != position:
+        if mark is not None and not (spec.position_named and spec.expected_position == position):
             raise SessionCorruptError(
-                f"session {session.id}: {mark.reason}; {position} tokens are readable, the file is kept as "
-                f"{mark.quarantined}. Continue from there by naming expected_position {position}",
+                f"session {session.id}: {self._table.loss(session)}. Continue from there by naming expected_position "
+                f"{position}",
                 session=session.id,
                 position=position,
             )

@@ -29,6 +29,8 @@ from colibri.daemon.turn import Turn
 
 log = logging.getLogger("colibri.daemon.engine")
 
+BOUNDARY_SECONDS = 5.0  # that a step of tokens has at the end; on good drives it takes a fraction of that
+
 
 class Upkeep(Protocol):
     """Work on the model beside the generations, on the engine's thread. What it raises is logged and ends it."""
@@ -140,16 +142,29 @@ class EngineLoop:
         done.result()
 
     def stop(self, timeout: float | None) -> bool:
-        """Pauses everything at its next token boundary, saves it and ends the thread; whether it ended in time."""
+        """Pauses everything at its next token boundary, saves it and ends the thread; whether it ended in time.
+
+        A token that does not come within BOUNDARY_SECONDS, as from a drive that hardly answers, is given up: its
+        sequence is then what it was before it.
+        """
+        boundary = BOUNDARY_SECONDS if timeout is None else min(timeout, BOUNDARY_SECONDS)
         with self.lock:
             self._draining = True
-            for turn in self._turns.by_name.values():
-                if turn.stepping and turn.cursor is not None and turn.sequence is not None:
-                    turn.sequence.cancel()  # a prompt has no boundary worth waiting for
+            self._cancel_stepping(prompts_only=True)
             self.lock.notify_all()
         if self._thread.ident is not None:
-            self._thread.join(timeout)
+            self._thread.join(boundary)
+            if self._thread.is_alive():
+                with self.lock:
+                    self._cancel_stepping(prompts_only=False)
+                self._thread.join(None if timeout is None else timeout - boundary)
         return not self._thread.is_alive()
+
+    def _cancel_stepping(self, *, prompts_only: bool) -> None:
+        """Under the lock. A prompt has no boundary worth waiting for."""
+        for turn in self._turns.by_name.values():
+            if turn.stepping and turn.sequence is not None and (turn.cursor is not None or not prompts_only):
+                turn.sequence.cancel()
 
     # ---- the thread
 

@@ -116,7 +116,7 @@ class ExpertChecksumError(DaemonError):
 
 class ExpertUnreadableError(DaemonError):
     """A drive did not give the bytes of an expert that the generation needed, nor did a mirror. Metadata as for a
-    damaged one, and `errno`."""
+    damaged one, and `errno`, unless the file simply ends too early."""
 
     reason, code = "EXPERT_UNREADABLE", "DATA_LOSS"
 

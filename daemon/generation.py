@@ -86,7 +86,8 @@ class GenerationSpec:
     None: up to the end of the context. A sampled id in `eos_token_ids` or `stop_token_ids` ends the generation and is
     kept as its last token. `body_hash` identifies the request's content for idempotency (any bytes, e.g. SHA-256 of the
     deterministic serialisation). `max_duration`: seconds from submit, then TIME_LIMIT; what was produced is kept.
-    `stop_check`: a fresh matcher for this generation, never shared. `acknowledge_corrupt`: see Session.
+    `stop_check`: a fresh matcher for this generation, never shared. `position_named`: `expected_position` is what the
+    caller said, not what the daemon saw itself; only the caller's own word acknowledges that a session lost its end.
     """
 
     request_id: str
@@ -97,6 +98,7 @@ class GenerationSpec:
     eos_token_ids: frozenset[int] = frozenset()
     stop_token_ids: frozenset[int] = frozenset()
     expected_position: int | None = None
+    position_named: bool = True
     body_hash: bytes = b""
     max_duration: float | None = None
     stop_check: TextStop | None = field(default=None, compare=False)

@@ -111,8 +111,13 @@ class LiveSequences:
         self._unsaved[session.id] = session
 
     def resume(self, session: Session) -> None:
-        """The session is used again."""
+        """The session is used again. What a full drive refused is offered again, from the first page that is missing:
+        pages are stored as far as the committed tokens reach without a gap."""
         self._unsaved.pop(session.id, None)
+        if self._store.store_again(session.stored):
+            pages = self._store.cached_pages(session.stored, session.tokens, session.chain)
+            session.saved_pages = sum(page.positions == PAGE_POSITIONS for page in pages)
+            session.tail = pages[-1] if len(pages) > session.saved_pages else None
 
     def save_idle(self) -> None:
         for session in list(self._unsaved.values()):

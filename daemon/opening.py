@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -22,12 +23,15 @@ from colibri.daemon.config import Config
 from colibri.daemon.machine import anonymous_bytes, available_memory
 from colibri.daemon.model_port import PAGE_POSITIONS
 from colibri.daemon.plan import CoreBytes, MemoryTable, PlanError, Sizes, make_table, resolve_sizes
+from colibri.daemon.store.folder import OWN_FOLDERS
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_TEMPORARY = 75
 EXIT_CONFIG = 78
+
+_APART = "; give the state a folder of its own"
 
 
 class StartError(Exception):
@@ -115,6 +119,7 @@ def pins_wanted(pins: str, slots: int, experts: int) -> bool:
 
 def open_model(config: Config) -> Opened:
     """Raises StartError."""
+    check_state_apart(config)
     container = open_the_container(config)
     try:
         text = open_text(container)
@@ -123,6 +128,32 @@ def open_model(config: Config) -> Opened:
         container.close()
         raise
     return Opened(config, container, text, sizes, table, options, plan.kv_page_bytes, plan.dense_bytes)
+
+
+def check_state_apart(config: Config) -> None:
+    """Raises StartError where the state folder and a folder of the container are in each other's way: both have a LOCK,
+    and the daemon removes what nobody refers to from the state folder's own folders."""
+    for what, folder in (("container", config.container), *(("stripe folder", stripe) for stripe in config.stripes)):
+        if _same(config.state, folder):
+            raise StartError(f"state folder {config.state} is the same folder as {what} {folder}{_APART}")
+        if _inside(config.state, folder):
+            raise StartError(f"state folder {config.state} lies inside {what} {folder}{_APART}")
+        for part in OWN_FOLDERS:
+            own = config.state / part
+            if _same(folder, own) or _inside(folder, own):
+                raise StartError(f"{what} {folder} lies in {own}, which belongs to the state folder{_APART}")
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    return any(_same(above, folder) for above in path.resolve().parents)
+
+
+def _same(path: Path, other: Path) -> bool:
+    """By what is there, where it is there: two names may be one folder."""
+    try:
+        return path.samefile(other)
+    except OSError:
+        return path.resolve() == other.resolve()
 
 
 def open_the_container(config: Config) -> Container:

@@ -166,6 +166,7 @@ class InferenceRpcs:
             eos_token_ids=frozenset() if request.stop.ignore_eos else frozenset(self._text.eos_ids),
             stop_token_ids=frozenset(request.stop.token_ids),
             expected_position=expected,
+            position_named=request.HasField("expected_position"),
             body_hash=_body_hash(request),
             max_duration=limit,
             stop_check=requests.StopCheck(stops) if request.stop.sequences else None,

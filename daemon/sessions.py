@@ -186,8 +186,16 @@ class SessionTable:
             create_time=meta.create_time,
             last_used_time=session.last_used,
             active_generation=session.active,
-            degraded="; ".join(filter(None, (session.log_error, stored.kv_error))),
+            degraded="; ".join(filter(None, (self.loss(session), session.log_error, stored.kv_error))),
         )
+
+    def loss(self, session: Session) -> str:
+        """What a CORRUPT session lost and where the damaged file is kept; "" of any other."""
+        mark = session.stored.meta.corrupt
+        if mark is None:
+            return ""
+        kept = self._store.folder.quarantine.folder / mark.quarantined
+        return f"{mark.reason}; {len(session.tokens)} tokens are readable, the damaged file is kept as {kept}"
 
     def view_of(self, session: str) -> SessionView:
         """Also of a session whose files cannot be read: it is shown as CORRUPT, with the reason."""

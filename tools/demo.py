@@ -30,7 +30,10 @@ from smallmodel.cache import cache_root
 
 TOOLS = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
-SESSION = "demo"
+SESSION = "demo-script"
+"""Of the scripted questions; asked afresh by every run"""
+USER_SESSION = "demo"
+"""For whoever tries the daemon afterwards; no run touches it"""
 QUESTION = "What is the capital of France?"
 FOLLOW_UP = "What language do people speak there?"
 MAX_TOKENS = 48
@@ -277,7 +280,7 @@ def session(place: Place) -> dict[str, Any] | None:
 
 
 def forget_session(place: Place) -> None:
-    """Remove the session of an earlier demo, so that this one asks afresh."""
+    """Remove the scripted session of an earlier demo, so that this one asks afresh."""
     if session(place) is not None:
         run([BIN / "colibri", "sessions", "rm", SESSION, "--addr", place.address])
 
@@ -321,7 +324,7 @@ def demonstrate() -> Place:
 
 
 def how_to_go_on(place: Place, seconds: float) -> str:
-    chat = readable([BIN / "colibri", "chat", "--addr", place.address, "--session", SESSION])
+    chat = readable([BIN / "colibri", "chat", "--addr", place.address, "--session", USER_SESSION])
     return (
         f"\nThat took {seconds:.0f} s (without setup). The daemon goes on running. To talk to it:\n    {BIN}/{chat}\n"
         f"To stop it:\n    make demo-stop\nTo remove everything that the demo made:\n    rm -r {cache_root()}"

@@ -29,6 +29,7 @@ SESSION_ID = re.compile(r"[a-z][a-z0-9-]{3,62}")
 LOG_FILE = "tokens.log"
 META_FILE = "meta.json"
 KV_FOLDER = "kv"
+OWN_FOLDERS = (SESSIONS, PAGES, QUARANTINE) = ("sessions", "pages", "quarantine")
 
 
 class StateFolder:
@@ -43,11 +44,11 @@ class StateFolder:
             raise StoreError(f"state folder {root}: {error.strerror or error}", path=root) from error
         try:
             self._check_version(content_id, model)
-            self.sessions = root / "sessions"
-            self.pages = root / "pages"
+            self.sessions = root / SESSIONS
+            self.pages = root / PAGES
             make_folder(self.sessions)
             make_folder(self.pages)
-            self.quarantine = Quarantine(root / "quarantine")
+            self.quarantine = Quarantine(root / QUARANTINE)
             self._remove_leftovers()
         except OSError as error:
             self.close()

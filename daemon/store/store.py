@@ -59,14 +59,15 @@ from colibri.daemon.store.writer import (
 log = logging.getLogger("colibri.daemon.store")
 
 MAX_META_BYTES = 1 << 20
+TOKEN_BYTES = 4  # of one id in the log
 
 
 @dataclass
 class StoredSession:
     """One session's files. `links`: page file -> bytes, written, perhaps not synced yet; `waiting`: pages still to be
     written, already readable; `kv_position`: positions whose pages are synced; `pending`: pages and removals that are
-    not finished; `kv_error`: why no more KV is stored, "" while it is. The dictionaries are changed under `lock` and
-    key by key, so any thread may look at them."""
+    not finished; `kv_error`: why no more KV is stored, "" while it is; `kv_full`: only since the drive was full. The
+    dictionaries are changed under `lock` and key by key, so any thread may look at them."""
 
     meta: SessionMeta
     folder: Path
@@ -75,6 +76,7 @@ class StoredSession:
     waiting: dict[str, bytes] = field(default_factory=dict)
     kv_position: int = 0
     kv_error: str = ""
+    kv_full: bool = False
     pending: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -214,7 +216,8 @@ class SessionStore:
             try:
                 self.write_meta(stored, meta)
             except OSError as error:
-                stored.kv_error = stored.kv_error or f"metadata cannot be written: {error}"
+                if not stored.kv_error:
+                    stored.kv_error, stored.kv_full = f"metadata cannot be written: {error}", error.errno in DISK_FULL
                 log.error("session %s: %s", meta.session, stored.kv_error)
 
         self._behind_pages(run)
@@ -291,11 +294,22 @@ class SessionStore:
         return page
 
     def put_page(self, stored: StoredSession, name: PageName, page: bytes) -> None:
-        """Queues a page. An error ends KV persistence for this session (stored.kv_error); nothing else."""
+        """Queues a page. An error ends KV persistence for this session (stored.kv_error), until `store_again` if the
+        drive was full; nothing else."""
         with stored.lock:
             stored.waiting[name.file] = page
             stored.pending += 1
         self._writer.submit_page(stored.log, lambda: self._put_page(stored, name), self.identity.file_bytes)
+
+    def store_again(self, stored: StoredSession) -> bool:
+        """Lets pages be stored again that a full drive refused: nothing of them is there, so writing them anew is safe,
+        which it is not after any other error. Whether there was such an end; what is missing is the caller's to put."""
+        with stored.lock:
+            if not stored.kv_full:
+                return False
+            stored.kv_error, stored.kv_full = "", False
+        log.info("session %s: KV is stored again", stored.meta.session)
+        return True
 
     def keep_pages(self, stored: StoredSession, names: Iterable[PageName]) -> None:
         """Forgets this session's pages but these, which are those of its committed tokens in order: superseded tails,
@@ -341,8 +355,10 @@ class SessionStore:
         if image.damage is None:
             return meta
         if image.damage is Damage.CORRUPT and (meta.corrupt is None or image.chain is not None):
-            copy = self.folder.quarantine.copy(path, data, image.detail)
-            meta = meta.marked(CorruptMark(len(content.tokens), image.detail, copy.name))
+            lost = len(data) - image.valid_bytes
+            reason = f"{image.detail}; what follows, {lost} bytes or at most {lost // TOKEN_BYTES} tokens, is lost"
+            copy = self.folder.quarantine.copy(path, data, reason)
+            meta = meta.marked(CorruptMark(len(content.tokens), reason, copy.name))
             files.write_atomic(folder / META_FILE, encode_meta(meta))
         if image.damage is Damage.TORN:
             log.warning("%s: %s; cut off, it was never acknowledged", path, image.detail)
@@ -416,7 +432,7 @@ class SessionStore:
                     self._pages.write(stored.folder, name, page)
                 written = True
         except OSError as error:
-            self._end_kv(stored, name, error)
+            self._end_kv(stored, name, error, full=error.errno in DISK_FULL)
         finally:
             with stored.lock:
                 if written and name.file in stored.waiting:
@@ -429,8 +445,11 @@ class SessionStore:
             stored.pending += 1
         self._syncer.page(self._pages.link(stored.folder, name), lambda error: self._page_synced(stored, name, error))
 
-    def _end_kv(self, stored: StoredSession, name: PageName, error: OSError) -> None:
-        stored.kv_error = f"KV from position {name.first} on is not stored: {error.strerror or error}"
+    def _end_kv(self, stored: StoredSession, name: PageName, error: OSError, full: bool = False) -> None:
+        again = "; tried again with the next turn" if full else ", nor tried again until the daemon is started anew"
+        with stored.lock:
+            stored.kv_error = f"KV from position {name.first} on is not stored: {error.strerror or error}{again}"
+            stored.kv_full = full
         log.error("session %s: %s", stored.meta.session, stored.kv_error)
 
     # ---- pages, on the syncer's thread
@@ -445,7 +464,7 @@ class SessionStore:
                     stored.kv_position = max(stored.kv_position, name.first + name.positions)
                 return
             del stored.links[name.file]
-        if not stored.kv_error:
+        if stored.kv_full or not stored.kv_error:
             self._end_kv(stored, name, error)
         try:
             self._pages.unlink(self._pages.link(stored.folder, name))

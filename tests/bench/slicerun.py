@@ -86,7 +86,7 @@ def _options(container: Any, job: Job, **more: Any) -> Any:
 
     def of(slots: int) -> Any:
         settings: dict[str, Any] = {"io_backend": job.io_backend, "threads": job.threads, **more}
-        return ModelOptions(expert_slots=slots, ring_slots=2, **settings)
+        return ModelOptions(expert_slots=slots, **settings)
 
     every = sum(layer.experts for layer in container.manifest.expert_layers)
     slots = job.slots or every
@@ -119,7 +119,9 @@ def _decode(job: Job) -> dict[str, Any]:
 
     length = PROMPT + job.warm_tokens + job.tokens
     with _open(job) as container:
-        options = _options(container, job, kv_pages=length // 64 + 2, max_context=length + 64, pass_tokens=PROMPT)
+        options = _options(
+            container, job, kv_pages=length // 64 + 2, max_context=length + 64, pass_tokens=PROMPT, ring_slots=2
+        )
         stream = list(islice(token_stream(container.manifest.spec.vocab_size, job.seed), length))
         with Model(container, options) as model:
             model.load()
@@ -156,7 +158,7 @@ def _report(
     import resource
 
     read = after.expert_bytes - before.expert_bytes
-    wasted = getattr(after, "lookahead_wasted_bytes", 0) - getattr(before, "lookahead_wasted_bytes", 0)
+    wasted = after.lookahead_wasted_bytes - before.lookahead_wasted_bytes
     cpu = sum(drive["cpu_us"] for drive in drives_after) - sum(drive["cpu_us"] for drive in drives_before)
     return {
         "slots": options.expert_slots,

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -126,7 +126,8 @@ class Soak:
         async with asyncio.TaskGroup() as tasks:
             for number in range(CLIENTS):
                 tasks.create_task(self._ask(random.Random(number)))
-            tasks.create_task(self._fail())
+            tasks.create_task(asyncio.to_thread(self._fail))
+            tasks.create_task(asyncio.to_thread(self._listen))
             tasks.create_task(self._watch(seconds))
         return self.tally
 
@@ -148,9 +149,10 @@ class Soak:
                 self.tally.wrong_tokens += wrong(heard, self._right[index])
                 self.tally.tokens += len(heard)
 
-    async def _fail(self) -> None:
+    def _fail(self) -> None:
+        """In a thread of its own: an fsync may take seconds, and the clients must hear the daemon's heartbeat."""
         while time.monotonic() < self._deadline:
-            await asyncio.sleep(self._rng.uniform(1, 6))
+            time.sleep(self._rng.uniform(1, 6))
             drive, lasting = self._rng.choice(self._drives), self._rng.uniform(0.3, 3)
             if self._rng.random() < 0.5:
                 self.tally.flips += 1
@@ -159,8 +161,14 @@ class Soak:
                 self.tally.cuts += 1
                 damage = drive.cut(int(drive.image.stat().st_size * self._rng.uniform(0.3, 0.9)))
             with damage:
-                await asyncio.sleep(lasting)
+                time.sleep(lasting)
             self._daemon.popen.send_signal(signal.SIGHUP)  # the drive is well again: use it
+
+    def _listen(self) -> None:
+        """Be the service manager: read what the daemon tells it."""
+        while time.monotonic() < self._deadline:
+            with suppress(TimeoutError):
+                self._daemon.receiver.recv(4096)
 
     async def _watch(self, seconds: float) -> None:
         while time.monotonic() < self._deadline:

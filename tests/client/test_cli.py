@@ -7,11 +7,8 @@ import json
 import os
 import pty
 import signal
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -19,6 +16,7 @@ import pytest
 from colibri.client.cli import exit_code
 from colibri.client.errors import from_error_detail
 from colibri.v1 import admin_service_pb2, types_pb2
+from testkit.colibri_command import colibri, run, spawn
 from testkit.fake_daemon import FakeDaemon, delta, fake_daemon, finished, script_of, started
 
 ANSWER = "The capital of France is Paris.\n"
@@ -26,38 +24,6 @@ STATISTICS = (
     "[prompt 30 tokens (10 cached), prefill 10.00 tok/s | 3 tokens, decode 4.00 tok/s"
     " | expert hits 300/400 (75.0 %), read 3.0 MiB]\n"
 )
-
-
-@dataclass
-class Result:
-    code: int | None
-    out: str
-    err: str
-
-
-async def spawn(daemon: FakeDaemon | None, *arguments: str, **options: Any) -> asyncio.subprocess.Process:
-    environment = {name: value for name, value in os.environ.items() if name != "COLIBRI_ADDR"}
-    if daemon is not None:
-        environment["COLIBRI_ADDR"] = daemon.address
-    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "colibri.client.cli", *arguments, env=environment, **(pipes | options)
-    )
-
-
-async def colibri(daemon: FakeDaemon | None, *arguments: str, stdin: str | bytes = "") -> Result:
-    process = await spawn(daemon, *arguments)
-    given = stdin.encode() if isinstance(stdin, str) else stdin
-    out, err = await asyncio.wait_for(process.communicate(given), 60)
-    return Result(process.returncode, out.decode(), err.decode())
-
-
-def run(folder: Path, body: Callable[[FakeDaemon], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with fake_daemon(folder) as daemon:
-            await asyncio.wait_for(body(daemon), 120)
-
-    asyncio.run(whole())
 
 
 def test_one_question_without_a_session(tmp_path: Path) -> None:
@@ -320,6 +286,9 @@ def test_sessions_are_listed_shown_and_removed(tmp_path: Path) -> None:
         assert json.loads((await colibri(daemon, "sessions", "show", "alpha", "--json")).out)["disk_bytes"] == 5 << 20
         assert (await colibri(daemon, "sessions", "rm", "alpha", "sessions/beta")).code == 0
         assert list(daemon.sessions) == ["sessions/gamma"]
+        daemon.sessions["sessions/twice"] = types_pb2.Session(name="sessions/twice")
+        twice = await colibri(daemon, "sessions", "rm", "twice", "sessions/twice")
+        assert (twice.code, twice.err) == (0, "")
         missing = await colibri(daemon, "sessions", "rm", "alpha")
         assert missing.code == 1
         assert "sessions/alpha does not exist (NOT_FOUND/SESSION_NOT_FOUND: session=sessions/alpha)" in missing.err
@@ -445,7 +414,10 @@ def test_exit_codes_of_a_daemon_that_is_not_there_or_goes_away(tmp_path: Path) -
         daemon.script = dying
         lost = await colibri(daemon, "chat", "--message", "x")
         assert (lost.code, lost.out) == (69, "a\n")
-        assert "the connection broke" in lost.err
+        assert "the connection to the daemon broke in the middle of the answer" in lost.err
+        assert "a session can go on" in lost.err
+        assert "recvmsg" not in lost.err
+        assert "Stream removed" not in lost.err
 
     run(tmp_path, body)
 

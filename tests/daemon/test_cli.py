@@ -15,6 +15,7 @@ from colibri.daemon.config import Config, load_config
 from colibri.daemon.endpoint import Endpoint
 from colibri.daemon.store.folder import StateFolder
 from testkit.models import Tiny
+from testkit.packing import pack_folder
 from testkit.process import colibrid, write_config
 
 
@@ -185,3 +186,83 @@ def test_a_folder_that_fails_itself_is_said_once(tmp_path: Path, tiny: Tiny) -> 
     detail = failed(check.run_checks(config_of(tmp_path, tiny)))["state"]
     assert detail.count(f"{tmp_path}/state") == 1
     assert detail == f"state folder {tmp_path}/state: Not a directory"
+
+
+def test_what_the_container_lost_is_a_warning_with_drive_and_file(tmp_path: Path, tiny: Tiny) -> None:
+    folders = [tmp_path / f"drive{number}" for number in range(len(tiny.folders))]
+    pack_folder(tiny.checkpoint, folders, mirror=True)
+    lost = folders[1] / "stripe-001.colibri"
+    os.truncate(lost, lost.stat().st_size // 2)
+    config = write_config(tmp_path, tiny, container=str(folders[0]), stripes=[str(folders[1])])
+    done = colibrid("check", "--config", str(config))
+    assert done.returncode == 0, done.stdout
+    warnings = [line for line in done.stdout.splitlines() if line.startswith("WARN container ")]
+    assert any(str(lost) in line for line in warnings), done.stdout
+    report = json.loads(colibrid("check", "--json", "--config", str(config)).stdout)
+    told = [finding["warning"] for finding in report["findings"] if finding["name"] == "container"]
+    assert told == [False, *[True] * len(warnings)]
+    assert report["ok"] is True
+
+
+def test_little_room_for_the_state_is_a_warning_since_serve_starts(
+    tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "MIN_FREE_BYTES", 1 << 62)
+    findings = check.run_checks(config_of(tmp_path, tiny))
+    assert check.exit_code(findings) == 0
+    (state,) = [finding for finding in findings if finding.name == "state"]
+    assert (state.ok, state.warning) == (True, True)
+    assert "sessions may soon not be stored any more" in state.detail
+    assert "\nWARN state " in check.as_text(findings)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("container", "is the same folder as container {0}"),
+        ("container/deep/state", "lies inside container {0}"),
+        ("link", "is the same folder as container {0}"),
+        ("stripe", "is the same folder as stripe folder {1}"),
+        ("stripe/state", "lies inside stripe folder {1}"),
+    ],
+)
+def test_a_state_folder_in_the_container_is_refused_by_all_commands(
+    tmp_path: Path, tiny: Tiny, place: str, said: str
+) -> None:
+    folders = [tmp_path / "container", tmp_path / "stripe"]
+    for folder, source in zip(folders, tiny.folders, strict=True):
+        shutil.copytree(source, folder)
+    (tmp_path / "link").symlink_to(folders[0])
+    before = sorted(tmp_path.rglob("*"))
+    keys = {"container": str(folders[0]), "stripes": [str(folders[1])], "state": str(tmp_path / place)}
+    config = write_config(tmp_path / "x", tiny, **keys)
+    checked, served = colibrid("check", "--config", str(config)), colibrid("serve", "--config", str(config))
+    assert (checked.returncode, served.returncode) == (78, 78)
+    text = f"state folder {tmp_path / place} {said.format(*folders)}; give the state a folder of its own"
+    assert f"FAIL state      {text}" in checked.stdout
+    assert text in served.stderr
+    assert [path for path in sorted(tmp_path.rglob("*")) if tmp_path / "x" not in (path, *path.parents)] == before
+
+
+def test_a_container_where_the_state_folder_cleans_up_is_refused(tmp_path: Path, tiny: Tiny) -> None:
+    inside = tmp_path / "state" / "pages" / "model"
+    shutil.copytree(tiny.folders[0], inside)
+    findings = failed(check.run_checks(config_of(tmp_path, tiny, container=str(inside))))
+    assert f"container {inside} lies in {tmp_path}/state/pages" in findings["state"]
+
+
+def test_check_tells_a_folder_that_is_there_from_one_that_will_be_made(tmp_path: Path, tiny: Tiny) -> None:
+    keys = {"state": str(tmp_path / "a" / "state"), "listen": f"unix:{tmp_path}/b/d.sock"}
+    config = config_of(tmp_path / "x", tiny, **keys)
+
+    def details() -> dict[str, str]:
+        return {finding.name: finding.detail for finding in check.run_checks(config)}
+
+    found = details()
+    assert f"{tmp_path}/a/state will be made, {tmp_path} is writable" in found["state"]
+    assert found["listen"] == f"socket {tmp_path}/b/d.sock: its folder will be made, {tmp_path} is writable"
+    (tmp_path / "a" / "state").mkdir(parents=True)
+    (tmp_path / "b").mkdir()
+    found = details()
+    assert f"{tmp_path}/a/state is writable" in found["state"]
+    assert found["listen"] == f"socket {tmp_path}/b/d.sock: its folder is writable"

@@ -26,7 +26,7 @@ PLACE = {
     ("error", "reason", "more"),
     [
         (CorruptError(CHECKSUM), "EXPERT_CHECKSUM", {}),
-        (CorruptError(ENDS), "EXPERT_CHECKSUM", {}),
+        (CorruptError(ENDS), "EXPERT_UNREADABLE", {}),
         (StorageError(READ), "EXPERT_UNREADABLE", {"errno": "5"}),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from colibri.daemon import errors
+from colibri.daemon import engine_loop, errors
 from colibri.daemon.engine_api import SessionState
 from colibri.daemon.generation import GenerationState
 from testkit.engine import EVER, Bench, until
@@ -86,6 +86,20 @@ class TestRestarts:
         again = bench.submit([1], "alpha")
         assert again.result(EVER).usage.cached_prompt_tokens == len(history) - 5 - 2
         assert again.tokens() == expected
+
+    def test_a_stop_gives_up_a_token_that_does_not_come(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(engine_loop, "BOUNDARY_SECONDS", 0.2)
+        turn = bench.submit(PROMPT, "alpha", max_tokens=400)
+        until(turn, 4)
+        bench.model.item_seconds = 2 * EVER
+        bench.stop()
+        assert turn.view().state is GenerationState.PAUSED
+        kept = turn.tokens()
+        assert kept == continuation(PROMPT, len(kept))
+        bench.model = FakeModel()
+        bench.start()
+        expected = continuation([*PROMPT, *kept, 1], 5)
+        assert bench.run([1], "alpha") == expected
 
     def test_a_stop_in_mid_prompt_leaves_the_session(self, tmp_path: Path) -> None:
         bench = Bench(tmp_path, FakeModel(positions_per_step=10, item_seconds=0.02))
@@ -250,11 +264,14 @@ class TestRestarts:
         bench.start()
         view = bench.engine.session("alpha")
         assert view.state is SessionState.CORRUPT
-        for expected in (None, view.position + 1):
+        (kept,) = (bench.root / "quarantine").glob("*tokens.log")
+        assert f"{view.position} tokens are readable, the damaged file is kept as {kept}" in view.degraded
+        for expected, named in ((None, True), (view.position + 1, True), (view.position, False)):
             with pytest.raises(errors.SessionCorruptError) as caught:
-                bench.submit([1], "alpha", expected_position=expected)
+                bench.submit([1], "alpha", expected_position=expected, position_named=named)
             assert caught.value.metadata["position"] == str(view.position)
         tokens = bench.engine.session_tokens("alpha")
         assert tokens == history[: view.position]
         assert bench.run([2], "alpha", expected_position=view.position) == answer(tokens, [2])
-        assert bench.engine.session("alpha").state is SessionState.LIVE
+        view = bench.engine.session("alpha")
+        assert (view.state, view.degraded) == (SessionState.LIVE, "")

@@ -16,6 +16,7 @@ from colibri.core.errors import CorruptError
 from colibri.daemon import errors
 from colibri.daemon.engine_api import SessionState
 from colibri.daemon.generation import FinishReason, GenerationState
+from colibri.daemon.model_port import PAGE_POSITIONS
 from colibri.daemon.store import writer as writer_module
 from testkit.engine import EVER, Bench, until
 from testkit.fake_model import FakeModel, continuation
@@ -341,7 +342,12 @@ class TestFullDisk:
             with pytest.raises(errors.DiskFullError, match="6 of its 101 tokens"):
                 bench.submit([2], "alpha")
         assert bench.run([2], "alpha") == answer(history, [2])
-        assert bench.engine.session("alpha").durable_position == len(history)
+        bench.store.flush()
+        session = bench.engine.session("alpha")
+        assert session.durable_position == len(history)
+        assert (session.degraded, bench.engine.stats().degraded) == ("", ()), "KV is stored again too"
+        assert session.kv_position >= PAGE_POSITIONS
         bench.restart()
+        assert bench.engine.session("alpha").kv_position == len(history) - 1
         assert bench.engine.session_tokens("alpha") == history
         assert bench.run([3], "alpha") == answer(history, [3])

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -167,6 +168,7 @@ class TestDamage:
             assert mark is not None
             kept = mark.quarantined
             assert (mark.position, "a valid one follows" in mark.reason) == (4, True)
+            assert re.search(r"what follows, \d+ bytes or at most \d+ tokens, is lost$", mark.reason)
             assert (tmp_path / "quarantine" / mark.quarantined).read_bytes() == data
             store.close()
         reason = json.loads((tmp_path / "quarantine" / f"{kept}.reason.json").read_text())
@@ -335,11 +337,16 @@ class TestFullAndFailingDrives:
         with monkeypatch.context() as patched:
             patched.setattr("colibri.daemon.store.files.write_new", full)
             put_pages(store, one, tokens)
-        assert one.kv_error == "KV from position 64 on is not stored: No space left on device"
+        full_text = "KV from position 64 on is not stored: No space left on device; tried again with the next turn"
+        assert one.kv_error == full_text
         assert one.kv_position == 64
         put_pages(store, one, tokens)
         assert one.kv_position == 64
         put_pages(store, other, tokens)
         assert (other.kv_position, other.kv_error) == (130, "")
+        assert store.store_again(one)
+        assert not store.store_again(one)
+        put_pages(store, one, tokens)
+        assert (one.kv_position, one.kv_error) == (130, "")
         assert Appender(store, one).turn([1], [2]).durable
         store.close()

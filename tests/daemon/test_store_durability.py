@@ -293,7 +293,10 @@ class TestFailingSync:
             gate.open()
             store.flush()
         assert len(failures) == 1
-        assert stored.kv_error == "KV from position 64 on is not stored: Input/output error"
+        assert stored.kv_error == (
+            "KV from position 64 on is not stored: Input/output error, nor tried again until the daemon is started anew"
+        )
+        assert not store.store_again(stored), "after a failed sync nobody knows what is on the drive"
         assert stored.kv_position == 64
         assert other.kv_position == 64
         assert "position 64" in other.kv_error

@@ -101,3 +101,21 @@ class TestResumption:
         assert capsys.readouterr().out == "earlier positions: 39, of which computed again: 0; new in this prompt: 21\n"
         with pytest.raises(demo.DemoError, match="7 of 39 earlier positions were computed again"):
             demo.check_nothing_recomputed(found=39, prompt=60, cached=32)
+
+
+def test_the_session_that_the_user_is_told_of_is_not_the_one_that_every_run_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = demo.Place(tmp_path, tmp_path)
+    commands: list[list[str]] = []
+
+    def run(command: demo.Command) -> demo.Outcome:
+        commands.append([str(word) for word in command])
+        return demo.Outcome(f'[{{"name": "sessions/{demo.SESSION}"}}, {{"name": "sessions/{demo.USER_SESSION}"}}]', "")
+
+    monkeypatch.setattr(demo, "run", run)
+    demo.forget_session(place)
+    removed = commands[-1][commands[-1].index("rm") + 1]
+    assert removed == demo.SESSION
+    assert f"--session {demo.USER_SESSION}\n" in demo.how_to_go_on(place, 1)
+    assert removed != demo.USER_SESSION

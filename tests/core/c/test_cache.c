@@ -131,7 +131,7 @@ static void fill(fixture *f, uint64_t slots, uint32_t ring) {
 static void test_purposes(void) {
     fixture f;
     int loaded;
-    fill(&f, 6, 2);
+    fill(&f, 6, 4);
     cl_store *s = &f.store;
     CHECK(s->cache_empty == 0);
     CHECK(cl_store_acquire(s, 0, 5, CL_FOR_WARM, &loaded) == NULL);
@@ -140,6 +140,9 @@ static void test_purposes(void) {
     cl_slot *second = cl_store_acquire(s, 0, 6, CL_FOR_LOOKAHEAD, &loaded);
     CHECK(first && second && loaded && !cl_store_in_cache(s, first) && !cl_store_in_cache(s, second));
     CHECK(cl_store_acquire(s, 0, 7, CL_FOR_LOOKAHEAD, &loaded) == NULL);
+    cl_slot *third = cl_store_acquire(s, 1, 5, CL_FOR_PREFILL, &loaded);
+    cl_slot *fourth = cl_store_acquire(s, 1, 6, CL_FOR_PREFILL, &loaded);
+    CHECK(third && fourth && !cl_store_in_cache(s, third) && !cl_store_in_cache(s, fourth));
     CHECK(cl_store_acquire(s, 0, 7, CL_FOR_PREFILL, &loaded) == NULL);
     for (uint32_t l = 0; l < LAYERS; l++) CHECK(cl_store_resident(s, l, 0) && cl_store_resident(s, l, 1));
     /* A prompt that cannot wait takes the least valued; its own record has no value and goes next. */
@@ -157,6 +160,8 @@ static void test_purposes(void) {
     cl_store_release(s, again);
     cl_store_release(s, first);
     cl_store_release(s, second);
+    cl_store_release(s, third);
+    cl_store_release(s, fourth);
     check_tables(s);
     free(f.memory);
 }

@@ -159,9 +159,9 @@ def check_courses(
     """
     finished: set[Course] = set()
     with _running(subject, opening, folder) as (model, store):
-        others = _companions(model, reference.text, courses)
+        others = companions(model, reference.text, courses)
         for course in courses:
-            walk = _Walk(model, reference, course, others, f"{opening}, {course}")
+            walk = Walk(model, reference, course, others, f"{opening}, {course}")
             if course.resumed:
                 seq = walk.run(model.sequence(), reference.text.restart)
                 _keep(store, course, seq, reference, walk.where)
@@ -173,9 +173,9 @@ def check_courses(
     resumed = [course for course in courses if course.resumed]
     if resumed:
         with _running(subject, opening, folder) as (model, store):
-            others = _companions(model, reference.text, resumed)
+            others = companions(model, reference.text, resumed)
             for course in resumed:
-                walk = _Walk(model, reference, course, others, f"{opening}, {course}, after the restart")
+                walk = Walk(model, reference, course, others, f"{opening}, {course}, after the restart")
                 walk.run(_brought_back(store, course, model, reference.text), len(reference.text.tokens))
                 finished.add(course)
                 walk.close()
@@ -235,7 +235,7 @@ def _check_counters(subject: Subject, opening: Opening, stats: Sequence[ModelSta
 # ---- one course ------------------------------------------------------------------------------------------------------
 
 
-class _Companion:
+class Companion:
     """Another sequence in the batch, course after course: it decodes the same text from another place on, and starts
     again at the end."""
 
@@ -252,17 +252,17 @@ class _Companion:
         return Row(self.seq, self._tokens[self.seq.length], GREEDY, want_logits=True)
 
 
-def _companions(model: Model, text: Text, courses: Sequence[Course]) -> list[_Companion]:
+def companions(model: Model, text: Text, courses: Sequence[Course]) -> list[Companion]:
     """As many as the courses need."""
     needed = max(course.company for course in courses) - 1
-    return [_Companion(model, text.tokens, start) for start in text.companions[:needed]]
+    return [Companion(model, text.tokens, start) for start in text.companions[:needed]]
 
 
-class _Walk:
+class Walk:
     """The text's way through a model on one course; what comes out is compared step by step."""
 
     def __init__(
-        self, model: Model, reference: Reference, course: Course, others: Sequence[_Companion], where: str
+        self, model: Model, reference: Reference, course: Course, others: Sequence[Companion], where: str
     ) -> None:
         self.where = where
         self._model, self._reference, self._course = model, reference, course
@@ -284,6 +284,11 @@ class _Walk:
             for number, (row, position) in enumerate(zip(rows, positions, strict=True)):
                 self._check(row, position, f"companion {number}")
         return seq
+
+    def whole(self) -> None:
+        """Take a new sequence through the whole text."""
+        self.run(self._model.sequence(), len(self._reference.text.tokens))
+        self.close()
 
     def close(self) -> None:
         """Close the sequence: the next course needs its pages."""

@@ -57,12 +57,14 @@ def _first_usable_seed(family: str, checkpoint: Path, overrides: dict[str, Any])
     raise ValueError(f"no seed gives a usable {family}")
 
 
-def packed(checkpoint: Path, folder: Path, precision: str, weights: Sequence[int] = (1,)) -> Tiny:
+def packed(
+    checkpoint: Path, folder: Path, precision: str, weights: Sequence[int] = (1,), *, mirror: bool = False
+) -> Tiny:
     """Pack `checkpoint` onto len(weights) folders below `folder`."""
     folder.mkdir()
     folders = tuple(folder / f"drive{number}" for number in range(len(weights)))
     with Checkpoint.open(checkpoint) as source:
-        pack(source, make_plan(source, resolve(source), parse_precision(precision), weights), folders)
+        pack(source, make_plan(source, resolve(source), parse_precision(precision), weights, mirror=mirror), folders)
     return Tiny(checkpoint, folders)
 
 

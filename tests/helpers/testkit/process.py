@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from testkit.service import request
 
 COMMAND = (sys.executable, "-P", "-m", "colibri.daemon.cli")
 EVER = 60.0
+POLL = 0.1
 LIMITS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
@@ -90,19 +92,29 @@ class Process:
 
     def _hear(self, word: str, wanted: Callable[[str], bool]) -> None:
         until = time.monotonic() + EVER
-        while not any(map(wanted, self.notified)):
-            assert self.popen.poll() is None or self._pending(), self.log.read_text()
+        while not any(map(wanted, list(self.notified))):
+            ended = self.popen.poll() is not None
+            time.sleep(3 * POLL if ended else POLL / 2)  # what it said at its end may still be on its way
+            assert not ended or any(map(wanted, list(self.notified))), self.log.read_text()
             assert time.monotonic() < until, f"no {word}: {self.notified}\n{self.log.read_text()}"
-            with contextlib.suppress(TimeoutError):
-                self.notified.append(self.receiver.recv(4096).decode())
 
-    def _pending(self) -> bool:
-        """Whether a message is still unread; reads it."""
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Read what the service manager is told all the time, as service managers do."""
+        over = threading.Event()
+
+        def listen() -> None:
+            while not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    self.notified.append(self.receiver.recv(4096).decode())
+
+        thread = threading.Thread(target=listen, name="service manager")
+        thread.start()
         try:
-            self.notified.append(self.receiver.recv(4096).decode())
-        except TimeoutError:
-            return False
-        return True
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def generate(self, tokens: Sequence[int] | None = None, **fields: Any) -> list[types_pb2.GenerateEvent]:
         return list(self.inference.Generate(request(tokens, **fields)))
@@ -135,7 +147,7 @@ def serving(
     notify.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver, log.open("ab") as output:
         receiver.bind(str(notify))
-        receiver.settimeout(0.1)
+        receiver.settimeout(POLL)
         daemon = popen(
             [*COMMAND, "serve", "--config", str(config), *flags],
             stdout=output,
@@ -145,11 +157,12 @@ def serving(
         )
         process = Process(daemon, f"unix:{folder}/d.sock", log, receiver)
         try:
-            if ready:
-                process.hear("READY=1")
-            yield process
-            if daemon.poll() is None:
-                assert process.end() == 0, log.read_text()
+            with process.listening():
+                if ready:
+                    process.hear("READY=1")
+                yield process
+                if daemon.poll() is None:
+                    assert process.end() == 0, log.read_text()
         finally:
             process.channel.close()
             if daemon.poll() is None:
