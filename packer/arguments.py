@@ -114,8 +114,9 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
             type=drive,
             action="append",
             required=True,
-            help="a new folder, the first becomes the primary one, and its drive's relative bandwidth, a whole number. Where no weight "
-            "is given at all and the folders lie on different file systems, the drives are measured; else it is 1",
+            help="a new folder, the first becomes the primary one, and its drive's relative bandwidth, a whole number. "
+            "Where no weight is given at all and the folders lie on different file systems, the drives are measured; "
+            "else it is 1",
         )
         add_placement(parser, None)
     if command == "repair":
