@@ -161,7 +161,7 @@ def add_placement(parser: argparse.ArgumentParser, min_extent: int | None) -> No
 
 def _add_packing(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("source", metavar="SOURCE", type=source, help="folder of the checkpoint")
-    out = {"required": True} if command == "pack" else {"default": Drive(Path("DIR"))}
+    out = {"required": command == "pack"}
     parser.add_argument(
         "--out",
         metavar="DIR[:WEIGHT]",

@@ -13,35 +13,37 @@ from typing import Any
 from colibri.core.container import open_container
 from colibri.core.container_survey import read_manifest
 from colibri.packer import show
+from colibri.packer.arguments import Drive
 from colibri.packer.checkpoint import Checkpoint
 from colibri.packer.export import export, exported_bytes
 from colibri.packer.families import resolve
-from colibri.packer.folders import make_folders, shared_drive_warnings
+from colibri.packer.folders import by_file_system, check_folders, made_folders, shared_drive_warnings
 from colibri.packer.plan import PackPlan, make_plan
 from colibri.packer.precision import parse_precision
 from colibri.packer.progress import reporter
 from colibri.packer.verify import total_bytes, verify
-from colibri.packer.weights import choose_weights, given_weights
+from colibri.packer.weights import choose_weights, given_weights, known_weights
 from colibri.packer.wording import counted, size_text
-from colibri.packer.writer import pack
+from colibri.packer.writer import check_pack, pack, refuse_source
 
 
 def run_pack(options: argparse.Namespace) -> int:
     """Pack, or go on with a pack."""
-    drives = [options.out, *options.stripes]
+    drives, folders = [options.out, *options.stripes], _folders(options)
     with Checkpoint.open(options.source) as checkpoint:
         plan = _plan(options, checkpoint, given_weights(drives) or [1] * len(drives))
-        make_folders(_folders(options))
-        weights = choose_weights(drives)
-        if weights.values != [stripe.weight for stripe in plan.manifest.layout.stripes]:
-            plan = _plan(options, checkpoint, weights.values)
-        drive_warnings = [*weights.warnings, *shared_drive_warnings(_folders(options), plan.manifest.layout)]
-        with reporter("packing", plan.source_bytes, sys.stderr) as progress:
-            for note in weights.notes():
-                progress.note(note)
-            for warning in (*plan.manifest.warnings, *drive_warnings):
-                progress.note(f"warning: {warning}")
-            manifest = pack(checkpoint, plan, _folders(options), reporter=progress)
+        refuse_source(checkpoint, folders)
+        with made_folders(folders):
+            weights = choose_weights(drives)
+            if weights.values != [stripe.weight for stripe in plan.manifest.layout.stripes]:
+                plan = _plan(options, checkpoint, weights.values)
+            drive_warnings = [*weights.warnings, *shared_drive_warnings(folders, plan.manifest.layout)]
+            with reporter("packing", plan.source_bytes, sys.stderr) as progress:
+                for note in weights.notes():
+                    progress.note(note)
+                for warning in (*plan.manifest.warnings, *drive_warnings):
+                    progress.note(f"warning: {warning}")
+                manifest = pack(checkpoint, plan, folders, reporter=progress)
     if options.json:
         print_json({"ok": True, **show.drives_json(weights, drive_warnings), **show.manifest_values(manifest)})
     else:
@@ -50,16 +52,21 @@ def run_pack(options: argparse.Namespace) -> int:
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """Print what a pack would do."""
+    """Print what a pack would do; refuse what it would refuse, as far as that can be known without writing."""
+    placed = options.out is not None
+    options.out = options.out or Drive(Path("DIR"))
+    drives, folders = [options.out, *options.stripes], _folders(options)
     with Checkpoint.open(options.source) as checkpoint:
-        drives = [options.out, *options.stripes]
-        given = given_weights(drives)
+        check_folders(folders if placed else folders[1:])
+        given = given_weights(drives) or (known_weights(folders) if placed else None)
+        unknown = given is None and len(drives) > 1
         plan = _plan(options, checkpoint, given or [1] * len(drives))
-    unknown = given is None and len(drives) > 1
+        if placed:
+            check_pack(checkpoint, plan, folders, room=not unknown or len(by_file_system(folders)) == 1)
     if options.json:
-        print_json({**show.plan_json(plan, _folders(options)), "weights_unknown": unknown})
+        print_json({**show.plan_json(plan, folders), "weights_unknown": unknown})
     else:
-        print(show.plan_text(plan, _folders(options)) + ("\n\n" + show.UNKNOWN_WEIGHTS if unknown else ""))
+        print(show.plan_text(plan, folders) + ("\n\n" + show.UNKNOWN_WEIGHTS if unknown else ""))
     return 0
 
 

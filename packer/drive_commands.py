@@ -14,11 +14,11 @@ from colibri.core.scrub import Finding
 from colibri.packer import show
 from colibri.packer.checkpoint import Checkpoint
 from colibri.packer.commands import print_json
-from colibri.packer.folders import make_folders, shared_drive_warnings
+from colibri.packer.folders import made_folders, shared_drive_warnings
 from colibri.packer.progress import reporter
 from colibri.packer.repair import looked_at_bytes, repair
 from colibri.packer.repair_stripes import Repairs
-from colibri.packer.restripe import moved_bytes, plan_move, restripe
+from colibri.packer.restripe import moved_bytes, plan_move, refuse_own_folders, restripe
 from colibri.packer.scrub import Pace, scrub
 from colibri.packer.verify import stripes_bytes
 from colibri.packer.weights import choose_weights, given_weights
@@ -31,14 +31,15 @@ def run_restripe(options: argparse.Namespace) -> int:
     with open_container(options.container, options.stripes) as container:
         place = {"mirror": options.mirror, "min_extent_bytes": options.min_extent}
         plan = plan_move(container.manifest, given_weights(options.to) or [1] * len(folders), **place)
-        make_folders(folders)
-        weights = choose_weights(options.to)
-        plan = plan_move(container.manifest, weights.values, **place)
-        warnings = [*weights.warnings, *shared_drive_warnings(folders, plan.manifest.layout)]
-        with reporter("moving", moved_bytes(plan.manifest), sys.stderr) as progress:
-            for note in (*weights.notes(), *(f"warning: {text}" for text in (*container.warnings, *warnings))):
-                progress.note(note)
-            manifest = restripe(container, plan, folders, reporter=progress)
+        refuse_own_folders(container, folders)
+        with made_folders(folders):
+            weights = choose_weights(options.to)
+            plan = plan_move(container.manifest, weights.values, **place)
+            warnings = [*weights.warnings, *shared_drive_warnings(folders, plan.manifest.layout)]
+            with reporter("moving", moved_bytes(plan.manifest), sys.stderr) as progress:
+                for note in (*weights.notes(), *(f"warning: {text}" for text in (*container.warnings, *warnings))):
+                    progress.note(note)
+                manifest = restripe(container, plan, folders, reporter=progress)
     if options.json:
         print_json({"ok": True, **show.drives_json(weights, warnings), **show.manifest_values(manifest)})
     else:

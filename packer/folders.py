@@ -5,7 +5,9 @@ what all its stripes need together; all before the first byte of data.
 """
 
 import errno
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,21 +26,105 @@ PROBE_NAME = "drive-probe.partial"  # bandwidth.py makes it and removes its name
 _HARMLESS = {LOCK_NAME, "lost+found", JOURNAL_NAME + PARTIAL, PROBE_NAME}
 
 
-def make_folders(folders: Sequence[Path]) -> None:
-    """Make the folders that do not exist; their parents must.
+def check_folders(folders: Sequence[Path]) -> None:
+    """Do what make_folders() checks, and write nothing.
 
-    Raises FolderError for one that cannot be made or is named twice, DriveError for a drive that fails or is full.
+    Raises FolderError for a folder that cannot be made, that is named twice or lies inside another, DriveError.
     """
+    for folder in folders:
+        with reaching(folder, "making"):
+            _check_possible(folder)
+    resolved = [folder.resolve() for folder in folders]
     for index, folder in enumerate(folders):
+        for other in range(index):
+            if resolved[index] == resolved[other]:
+                raise FolderError(f"{folder} is given twice: a stripe needs a folder of its own")
+            for inner, outer in ((index, other), (other, index)):
+                if resolved[inner].is_relative_to(resolved[outer]):
+                    raise FolderError(
+                        f"{folders[inner]} lies inside {folders[outer]}: a stripe needs a folder of its own"
+                    )
+
+
+def _check_possible(folder: Path) -> None:
+    """Raises what mkdir would, and FolderError where something stands there that is no folder."""
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        folder.parent.stat()
+        if os.path.lexists(folder):  # a link to nothing
+            raise FolderError(f"making {folder}: it is there already, and is no folder") from None
+        if not os.access(folder.parent, os.W_OK | os.X_OK):
+            read_only = os.statvfs(folder.parent).f_flag & os.ST_RDONLY
+            code = errno.EROFS if read_only else errno.EACCES
+            raise OSError(code, os.strerror(code)) from None
+        return
+    if not folder.is_dir():
+        raise FolderError(f"making {folder}: it is there already, and is no folder")
+
+
+def make_folders(folders: Sequence[Path]) -> None:
+    """Make the folders that do not exist; their parents must. Nothing is made where one of them is refused.
+
+    Raises FolderError for one that cannot be made, is named twice or lies inside another, DriveError for a drive that
+    fails or is full.
+    """
+    check_folders(folders)
+    for folder in folders:
         # Parents are not made: on a drive that is not mounted that would fill the disk below its mount point.
         with reaching(folder, "making"):
             try:
                 folder.mkdir(exist_ok=True)
             except FileExistsError as error:
                 raise FolderError(f"making {folder}: it is there already, and is no folder") from error
-        for other in folders[:index]:
-            if folder.samefile(other):
-                raise FolderError(f"{folder} is given twice: a stripe needs a folder of its own")
+
+
+@contextmanager
+def made_folders(folders: Sequence[Path]) -> Iterator[None]:
+    """Make the folders for the block. Where it is refused, folders and LOCK files that this run made are removed.
+
+    Folders in which the work has begun stay: the same command goes on there. Raises as make_folders().
+    """
+    before = {folder: _names(folder) for folder in folders}
+    try:
+        make_folders(folders)
+        yield
+    except Exception:
+        for folder, names in reversed(before.items()):
+            with suppress(OSError):  # what is left behind is harmless, and the refusal is what has to be told
+                _take_back(folder, names)
+        raise
+
+
+def _names(folder: Path) -> set[str] | None:
+    """What the folder holds, None if it is not there or not to be seen."""
+    try:
+        return set(os.listdir(folder))
+    except OSError:
+        return None
+
+
+def _take_back(folder: Path, before: set[str] | None) -> None:
+    """Remove LOCK, and the folder if it was not there, unless work has begun in it or another process is at it.
+
+    Raises OSError.
+    """
+    if not folder.is_dir() or LOCK_NAME in (before or ()):
+        return
+    lock = FolderLock(folder, exclusive=True)  # whoever comes now finds it in use, and never a LOCK that is gone
+    try:
+        if set(os.listdir(folder)) - (before or set()) <= {LOCK_NAME}:
+            (folder / LOCK_NAME).unlink()
+            if before is None:
+                folder.rmdir()
+    finally:
+        lock.close()
+
+
+def refuse_in_use(folders: Sequence[Path]) -> None:
+    """Look whether lock_folders() would be refused, and make no LOCK. Raises FolderError, DriveError."""
+    for lock in lock_folders([folder for folder in folders if (folder / LOCK_NAME).exists()]):
+        lock.close()
 
 
 def lock_folders(folders: Sequence[Path]) -> list[FolderLock]:
@@ -60,8 +146,10 @@ def lock_folders(folders: Sequence[Path]) -> list[FolderLock]:
 
 
 def require_empty(folders: Sequence[Path]) -> None:
-    """Refuse to begin a pack over other files. Raises FolderError, DriveError."""
+    """Refuse to begin a pack over other files; a folder that is not there is empty. Raises FolderError, DriveError."""
     for index, folder in enumerate(folders):
+        if not folder.exists():
+            continue
         with reaching(folder, "listing"):
             names = {path.name for path in folder.iterdir()} - _HARMLESS
         if index > 0:
@@ -96,11 +184,12 @@ def needs_of(folders: Sequence[Path], target: Target) -> list[Need]:
 def require_room(disk: Disk, needs: Sequence[Need]) -> None:
     """Compare what the folders will hold with what their file systems have left. Raises DriveError naming both.
 
-    Folders of one file system are added up; what unfinished files already take there counts as given.
+    Folders of one file system are added up; what unfinished files already take there counts as given. A folder that is
+    not there yet will be on the file system of its parent.
     """
     for system in by_file_system([need.folder for need in needs]):
         need = sum(max(0, needs[i].bytes - _taken(needs[i])) for i in system)
-        free = disk.free_bytes(needs[system[0]].folder)
+        free = disk.free_bytes(_standing(needs[system[0]].folder))
         if need > free:
             names = " and ".join(str(needs[i].folder) for i in system)
             facts = {"needed_bytes": need, "free_bytes": free}
@@ -112,8 +201,12 @@ def by_file_system(folders: Sequence[Path]) -> list[list[int]]:
     systems: dict[int, list[int]] = {}
     for index, folder in enumerate(folders):
         with reaching(folder, "looking at"):
-            systems.setdefault(folder.stat().st_dev, []).append(index)
+            systems.setdefault(_standing(folder).stat().st_dev, []).append(index)
     return list(systems.values())
+
+
+def _standing(folder: Path) -> Path:
+    return folder if folder.exists() else folder.parent
 
 
 def shared_drive_warnings(folders: Sequence[Path], layout: manifest_pb2.Layout) -> list[str]:

@@ -102,19 +102,9 @@ class Journal:
         file = disk.open_output(path)
         try:
             lines, end = _read_lines(file.read(0, file.size()))
-            if not lines:
-                raise JournalError(f"{path}: its first line is damaged; remove that file {_AND_THE_REST}")
-            head = lines[0]
-            if head.get("version") != JOURNAL_VERSION:
-                raise JournalError(f"{path}: version {head.get('version')!r}; remove that file {_AND_THE_REST}")
-            if head["fingerprint"] != fingerprint:
-                raise JournalError(
-                    f"{folder} holds an unfinished pack of another source or with other options (or the source changed "
-                    f"since); run the command that began it, or, to give that pack up: remove {JOURNAL_NAME} "
-                    f"{_AND_THE_REST}"
-                )
+            _check_head(lines, path, fingerprint)
             file.cut(end)
-            return cls(file, UUID(head["uuid"]), _collect(lines[1:], path), end)
+            return cls(file, UUID(lines[0]["uuid"]), _collect(lines[1:], path), end)
         except BaseException:
             file.close()
             raise
@@ -137,6 +127,27 @@ def journal_exists(folder: Path) -> bool:
     """Return whether a pack was begun in `folder` and not finished. Raises DriveError, FolderError."""
     with reaching(folder, "looking into"):
         return (folder / JOURNAL_NAME).exists()
+
+
+def check_journal(folder: Path, fingerprint: str) -> None:
+    """Refuse what Journal.resume() would, and write nothing. Raises JournalError, DriveError, FolderError."""
+    path = folder / JOURNAL_NAME
+    with reaching(path, "reading"):
+        lines, _ = _read_lines(path.read_bytes())
+    _check_head(lines, path, fingerprint)
+
+
+def _check_head(lines: list[dict[str, Any]], path: Path, fingerprint: str) -> None:
+    if not lines:
+        raise JournalError(f"{path}: its first line is damaged; remove that file {_AND_THE_REST}")
+    head = lines[0]
+    if head.get("version") != JOURNAL_VERSION:
+        raise JournalError(f"{path}: version {head.get('version')!r}; remove that file {_AND_THE_REST}")
+    if head["fingerprint"] != fingerprint:
+        raise JournalError(
+            f"{path.parent} holds an unfinished pack of another source or with other options (or the source changed "
+            f"since); run the command that began it, or, to give that pack up: remove {JOURNAL_NAME} {_AND_THE_REST}"
+        )
 
 
 def journal_weights(folder: Path) -> list[int] | None:

@@ -24,7 +24,7 @@ from colibri.packer.disk import Disk
 from colibri.packer.encode import worker_count
 from colibri.packer.errors import FolderError
 from colibri.packer.finish import sign, small_files
-from colibri.packer.folders import lock_folders, make_folders
+from colibri.packer.folders import lock_folders, made_folders
 from colibri.packer.interrupt import held
 from colibri.packer.journal import NO_REPORT, Done, DoneDense, DoneRecord, journal_exists
 from colibri.packer.layout import LayoutError, place_experts
@@ -115,8 +115,21 @@ def restripe(
     kill, the same call resumes.
     """
     disk, reporter, folders = disk or Disk(), reporter or Silent(), list(folders)
-    make_folders(folders)
-    _refuse_own_folders(container, folders)
+    refuse_own_folders(container, folders)
+    with made_folders(folders):
+        return _move_locked(container, plan, folders, disk, reporter, workers, sync_bytes, sync_seconds)
+
+
+def _move_locked(
+    container: Container,
+    plan: MovePlan,
+    folders: list[Path],
+    disk: Disk,
+    reporter: Reporter,
+    workers: int,
+    sync_bytes: int,
+    sync_seconds: float,
+) -> manifest_pb2.Manifest:
     locks = lock_folders(folders)
     try:
         if (folders[0] / MANIFEST_NAME).exists():
@@ -139,11 +152,12 @@ def restripe(
             lock.close()
 
 
-def _refuse_own_folders(container: Container, folders: Sequence[Path]) -> None:
+def refuse_own_folders(container: Container, folders: Sequence[Path]) -> None:
+    """Raises FolderError if one of `folders` is the container's own."""
     paths = (container.dense_path, *container.stripe_paths, *container.mirror_paths)
     for folder in folders:
         for own in {path.parent for path in paths if path is not None}:
-            if folder.samefile(own):
+            if folder.exists() and folder.samefile(own):
                 raise FolderError(f"{folder} holds the container that is to be moved: give another folder")
 
 

@@ -49,7 +49,7 @@ def choose_weights(drives: Sequence[Drive], measure: Measure = measure) -> Weigh
     if given is not None:
         return Weights(given)
     folders = [drive.folder for drive in drives]
-    known = _known_weights(folders)
+    known = known_weights(folders)
     if known is not None:
         return Weights(known)
     if len(by_file_system(folders)) == 1:
@@ -62,9 +62,9 @@ def choose_weights(drives: Sequence[Drive], measure: Measure = measure) -> Weigh
     return Weights(weights_of(rates), rates)
 
 
-def _known_weights(folders: Sequence[Path]) -> list[int] | None:
-    """The weights of the unfinished or finished container in the folders, if it has as many stripes."""
-    weights = journal_weights(folders[0])
+def known_weights(folders: Sequence[Path]) -> list[int] | None:
+    """Return the weights of the unfinished or finished container in the folders, if it has as many stripes."""
+    weights = journal_weights(folders[0]) if folders[0].is_dir() else None
     if weights is None:
         try:
             weights = [stripe.weight for stripe in read_manifest(folders[0]).layout.stripes]

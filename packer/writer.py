@@ -15,9 +15,17 @@ from colibri.packer.disk import Disk
 from colibri.packer.encode import Piece, dense_pieces, encode_all, piece_bytes, record_pieces, worker_count
 from colibri.packer.errors import FolderError
 from colibri.packer.finish import finished_manifest, is_finished_form_of, small_files
-from colibri.packer.folders import lock_folders, make_folders
+from colibri.packer.folders import (
+    check_folders,
+    lock_folders,
+    made_folders,
+    needs_of,
+    refuse_in_use,
+    require_empty,
+    require_room,
+)
 from colibri.packer.interrupt import held
-from colibri.packer.journal import Done, journal_exists
+from colibri.packer.journal import Done, check_journal, journal_exists
 from colibri.packer.making import Making, remove_journal
 from colibri.packer.plan import PackPlan
 from colibri.packer.progress import Reporter, Silent
@@ -44,9 +52,48 @@ def pack(
     call resumes; what was complete when an error or a signal came is not done again.
     """
     disk, reporter, folders = disk or Disk(), reporter or Silent(), list(folders)
-    make_folders(folders)
-    if folders[0].samefile(checkpoint.folder):
-        raise FolderError(f"{folders[0]} is the checkpoint itself")
+    refuse_source(checkpoint, folders)
+    with made_folders(folders):
+        return _pack_locked(checkpoint, plan, folders, disk, reporter, workers, sync_bytes, sync_seconds)
+
+
+def check_pack(checkpoint: Checkpoint, plan: PackPlan, folders: Sequence[Path], *, room: bool = True) -> None:
+    """Refuse what pack() would before its first byte, and write nothing; `room`: also what does not fit.
+
+    Raises FolderError, JournalError, DriveError.
+    """
+    folders = list(folders)
+    refuse_source(checkpoint, folders)
+    check_folders(folders)
+    refuse_in_use(folders)
+    if (folders[0] / MANIFEST_NAME).exists():
+        _refuse_other(checkpoint, plan, folders)
+        return
+    if journal_exists(folders[0]):
+        check_journal(folders[0], plan.fingerprint)
+    else:
+        require_empty(folders)
+    if room:
+        require_room(Disk(), needs_of(folders, plan))
+
+
+def refuse_source(checkpoint: Checkpoint, folders: Sequence[Path]) -> None:
+    """Raises FolderError if one of `folders` is that of the checkpoint."""
+    for folder in folders:
+        if folder.exists() and folder.samefile(checkpoint.folder):
+            raise FolderError(f"{folder} is the checkpoint itself")
+
+
+def _pack_locked(
+    checkpoint: Checkpoint,
+    plan: PackPlan,
+    folders: list[Path],
+    disk: Disk,
+    reporter: Reporter,
+    workers: int,
+    sync_bytes: int,
+    sync_seconds: float,
+) -> manifest_pb2.Manifest:
     locks = lock_folders(folders)
     try:
         if (folders[0] / MANIFEST_NAME).exists():
@@ -68,6 +115,15 @@ def _finished(
     disk: Disk, checkpoint: Checkpoint, plan: PackPlan, folders: list[Path], reporter: Reporter
 ) -> manifest_pb2.Manifest:
     """The manifest is there: this pack, complete, perhaps killed before the journal went; or another one."""
+    manifest = _refuse_other(checkpoint, plan, folders)
+    if journal_exists(folders[0]):
+        remove_journal(disk, folders[0])
+    reporter.note(f"{folders[0]} is packed already; nothing to do")
+    return manifest
+
+
+def _refuse_other(checkpoint: Checkpoint, plan: PackPlan, folders: list[Path]) -> manifest_pb2.Manifest:
+    """The manifest of the finished container in `folders`. Raises FolderError if it is not that of this pack."""
     try:
         with open_container(folders[0], folders[1:], lock=False) as container:
             manifest = container.manifest
@@ -76,9 +132,6 @@ def _finished(
     if not is_finished_form_of(manifest, plan.manifest):
         raise FolderError(f"{folders[0]} holds a finished container of another source or with other options")
     _refuse_newer(checkpoint, manifest, folders[0])
-    if journal_exists(folders[0]):
-        remove_journal(disk, folders[0])
-    reporter.note(f"{folders[0]} is packed already; nothing to do")
     return manifest
 
 

@@ -179,8 +179,7 @@ def test_a_full_drive_is_refused_before_the_first_byte(source: Path, small_drive
     folders = [tmp_path / "a", small_drive / "b"]
     with pytest.raises(DriveError, match=rf"{small_drive}/b: needs \d+\.\d MiB more, the file system has 0\.0 MiB"):
         pack_folder(source, folders, precision="experts=f32")
-    assert [path.name for path in folders[0].iterdir()] == ["LOCK"]
-    assert [path.name for path in folders[1].iterdir()] == ["LOCK"]
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_a_drive_that_fills_up_while_writing_can_be_freed_and_resumed(
@@ -264,7 +263,7 @@ def test_a_missing_drive_is_named(source: Path, reference: list[dict[str, bytes]
     stopped[1].rename(away)
     with pytest.raises(DriveError, match=r"b/stripe-001.colibri.partial is gone.*is the drive mounted"):
         pack_folder(source, stopped)
-    shutil.rmtree(stopped[1])
+    assert not stopped[1].exists()
     away.rename(stopped[1])
     pack_folder(source, stopped)
     assert packed(stopped) == reference
