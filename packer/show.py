@@ -12,6 +12,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from colibri.core.container_stripes import mirror_folder
 from colibri.core.striping import extents_per_record
+from colibri.packer.layer_rows import grouped
 from colibri.packer.outputs import stripe_copies
 from colibri.packer.plan import PackPlan
 from colibri.packer.precision import format_name
@@ -213,18 +214,28 @@ def plan_text(plan: PackPlan, folders: Sequence[Path]) -> str:
     drives.append(("total", "", *map(size_text, (stripes_bytes, sum(mirrors), sum(plan.folder_bytes)))))
     if not any(mirrors):
         drives = [(*row[:3], row[4]) for row in drives]
-    dense = [("tensor", "class", "shape", "becomes", "bytes", "from")]
+    tables = [table(drives), _NEEDS, "", table(_dense_rows(manifest)), "", table(_layer_rows(manifest)), ""]
+    notes = _skipped(manifest) + _warnings(manifest)
+    return "\n".join([*tables, *notes]).rstrip()
+
+
+def _dense_rows(manifest: manifest_pb2.Manifest) -> list[tuple[str, ...]]:
+    rows = []
     for tensor in manifest.dense:
         shape = f"[{tensor.rows}, {tensor.cols}]"
         source = ", ".join(tensor.source_names)
         form, size = format_name(tensor.format), size_text(_tensor_bytes(tensor))
-        dense.append((tensor.name, tensor.tensor_class, shape, form, size, source))
-    layers = [("layer", "experts", "becomes", "record", "bytes", "striping", "from")]
+        rows.append((tensor.name, tensor.tensor_class, shape, form, size, source))
+    return [("tensor", "class", "shape", "becomes", "bytes each", "from"), *grouped(rows)]
+
+
+def _layer_rows(manifest: manifest_pb2.Manifest) -> list[tuple[str, ...]]:
+    rows = []
     for layer in map(_layer_json, manifest.expert_layers):
-        numbers = (str(layer["layer"]), str(layer["experts"]), layer["format"], size_text(layer["record_bytes"]))
-        layers.append((*numbers, size_text(layer["bytes"]), layer["striping"], layer["source"]))
-    notes = _skipped(manifest) + _warnings(manifest)
-    return "\n".join([table(drives), _NEEDS, "", table(dense), "", table(layers), "", *notes]).rstrip()
+        numbers = (f"layers.{layer['layer']}.experts", str(layer["experts"]), layer["format"])
+        sizes = (size_text(layer["record_bytes"]), size_text(layer["bytes"]))
+        rows.append((*numbers, *sizes, layer["striping"], layer["source"]))
+    return [("layer", "experts", "becomes", "record", "per layer", "striping", "from"), *grouped(rows)]
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
