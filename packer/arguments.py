@@ -161,13 +161,12 @@ def add_placement(parser: argparse.ArgumentParser, min_extent: int | None) -> No
 
 def _add_packing(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("source", metavar="SOURCE", type=source, help="folder of the checkpoint")
-    out = {"required": command == "pack"}
     parser.add_argument(
         "--out",
         metavar="DIR[:WEIGHT]",
         type=drive,
         help="primary folder of the container, and its drive's relative bandwidth, a whole number",
-        **out,
+        required=command == "pack",
     )
     parser.add_argument(
         "--stripe",

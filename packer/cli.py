@@ -46,8 +46,8 @@ again.
 """
 _DESCRIPTIONS = {
     "pack": _DESCRIPTION,
-    "plan": "Prints what a pack with these options would do, and writes nothing. With --out, what the pack would refuse is "
-    "refused, as far as that can be known without writing; without, it only says what would be needed.",
+    "plan": "Prints what a pack with these options would do, and writes nothing. With --out, what the pack refuses "
+    "is refused, as far as that can be known without writing; without, it only says what would be needed.",
     "inspect": "Prints what a container holds. With every --stripe given, opens all of its files too.",
     "verify": "Reads every byte of a container and names every fault.",
     "restripe": "Moves a container to other folders: other drives, or other weights. The checkpoint is not needed, the "

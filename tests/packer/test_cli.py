@@ -124,7 +124,8 @@ def test_plan_writes_nothing_and_says_all(source: Path, tmp_path: Path, capsys: 
     assert run("plan", source) == 0
     text = capsys.readouterr().out
     assert (
-        "layers.1.router          exact      [4, 64]    f32           1.0 KiB  model.layers.1.mlp.gate.weight" in text
+        "layers.0-1.router          exact      [4, 64]    f32           1.0 KiB     model.layers.0-1.mlp.gate.weight"
+        in text
     )
 
 
