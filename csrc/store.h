@@ -84,8 +84,8 @@ typedef struct cl_store {
  *  PREFILL: a free slot of the ring, or an empty one of the cache as long as another one stays unpinned (a cursor may
  * be suspended while it holds slots, and decoding must be able to go on). Evicts nothing. PREFILL_NOW: as PREFILL,
  * else the least valued one of the cache; a suspended cursor may keep it only while another one is unpinned.
- *  LOOKAHEAD: an empty slot of the cache, or one of the ring while half of it is free, else the place of a record of the
- * cache that is worth less than the new one. WARM: an empty slot of the cache. Both as long as another slot stays
+ *  LOOKAHEAD: an empty slot of the cache, or one of the ring while half of it is free, else the place of a record of
+ * the cache that is worth less than the new one. WARM: an empty slot of the cache. Both as long as another slot stays
  * unpinned. */
 typedef enum cl_purpose {
     CL_FOR_DECODE,
