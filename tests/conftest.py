@@ -3,8 +3,8 @@
 A skipped test is a promise that nobody checks. The list names each one with its reason; an entry covers a test, its
 parameters, or a whole file. A test that is expected to fail counts as skipped.
 
-`make test` runs two workers (pytest-xdist). A file's tests stay together, because they share what its fixtures make, and
-so do all tests of the small real model, which is built once.
+`make test` runs two workers (pytest-xdist). A file's tests stay together, because they share what its fixtures make,
+and so do all tests of the small real model, which is built once.
 """
 
 import os
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:  # a plain pytest works without the plugin
-    from xdist.scheduler import LoadGroupScheduling
+    from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["testkit.small_model", "testkit.small_packs"]
 
@@ -23,8 +23,13 @@ pytest_plugins = ["testkit.small_model", "testkit.small_packs"]
 settings.register_profile("colibri", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("colibri")
 
-SMALL_MODEL_GROUP = "small-model"
 SMALL_MODEL_FIXTURES = {"small_model", "fresh_small_model", "small_pack"}
+SMALL_MODEL_FILES = {
+    "tests/law1/test_small_model.py",
+    "tests/oracle/test_oracle_small_model.py",
+    "tests/tools/test_demo.py",
+    "tests/tools/test_small_model.py",
+}
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 _skipped: pytest.StashKey[list[str]] = pytest.StashKey()
 
@@ -45,34 +50,35 @@ def is_allowed(node: str, entries: list[str]) -> bool:
     return any(node == entry or node.startswith((entry + "[", entry + "::")) for entry in entries)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+def scope(node: str) -> str:
+    """Return what the tests that must run in the same worker as `node` have in common."""
+    file = node.partition("::")[0]
+    return "small model" if file in SMALL_MODEL_FILES else file
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of the small real model into one group, and first: what takes longest must not start last."""
+    """Put the tests of the small real model first: what takes longest must not start last."""
     for item in items:
-        if SMALL_MODEL_FIXTURES.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(SMALL_MODEL_GROUP))
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+        uses = SMALL_MODEL_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+        if uses and scope(item.nodeid) != "small model":
+            raise pytest.UsageError(f"{item.nodeid} uses {uses.pop()}: name its file in SMALL_MODEL_FILES")
+    items.sort(key=lambda item: scope(item.nodeid) != "small model")
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadGroupScheduling":
-    from xdist.scheduler import LoadGroupScheduling
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadScopeScheduling":
+    from xdist.scheduler import LoadScopeScheduling
 
-    class GroupOrFile(LoadGroupScheduling):
+    class FilesTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            scope: str = super()._split_scope(nodeid)
-            return scope if scope == SMALL_MODEL_GROUP else nodeid.partition("::")[0]
+            return scope(nodeid)
 
-    return GroupOrFile(config, log)
+    config.option.loadscopereorder = False  # in the order of collection
+    return FilesTogether(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_skipped] = []
-
-
-def without_group(node: str) -> str:
-    """Return a node id without the `@group` that pytest-xdist appends to it for a test of a group."""
-    return node.removesuffix(f"@{SMALL_MODEL_GROUP}")
 
 
 class _Recorder:
@@ -81,11 +87,11 @@ class _Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped:
-            self._nodes.append(without_group(report.nodeid))
+            self._nodes.append(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.skipped:
-            self._nodes.append(without_group(report.nodeid))
+            self._nodes.append(report.nodeid)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
