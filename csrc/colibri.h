@@ -308,6 +308,7 @@ typedef struct cl_model_stats {
     uint64_t lookahead_saved_us; /* estimate: right reads, each at the average stall of an expert, at most its lead */
     uint64_t lookahead_us;       /* spent on guessing by the threads that compute */
     uint32_t lookahead_active;   /* 1: on, or auto and better than off when it was last tried */
+    uint32_t lookahead_trying;   /* 1: auto, and the first or a further trial of both is under way */
     uint64_t prefill_wasted_bytes; /* of expert_bytes: read before the router had chosen, and then not chosen */
     uint64_t buffered_stripes; /* bit i: stripe i, one of the first 64, is read through the page cache */
 } cl_model_stats;

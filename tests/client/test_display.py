@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from colibri.client.display import status_lines
+from colibri.client.plain import plain
 from colibri.v1 import admin_service_pb2
 
 Device = admin_service_pb2.Device
+Lookahead = admin_service_pb2.Lookahead
 INFO = admin_service_pb2.GetServerInfoResponse(version="1.2.3", model="tiny")
 
 
@@ -36,6 +40,35 @@ def test_work_memory_and_experts() -> None:
     assert shown["memory"] == "3.0 GiB in use, 4.0 GiB planned"
     assert shown["experts"] == "32 of 256 in memory, 75.0% of 4 uses found there"
     assert shown["sessions"] == "5.0 MiB on disk"
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (Lookahead.STATE_OFF, "off"),
+        (Lookahead.STATE_ON, "on"),
+        (Lookahead.STATE_TRYING, "auto, being tried"),
+        (Lookahead.STATE_WINNING, "auto, on since it won its last trial"),
+        (Lookahead.STATE_LOSING, "auto, off since it did not win its last trial"),
+    ],
+)
+def test_lookahead_is_told_with_its_switch_and_with_what_came_of_it(
+    state: admin_service_pb2.Lookahead.State, words: str
+) -> None:
+    idle = admin_service_pb2.Stats(experts=8, expert_slots=4, lookahead=Lookahead(state=state))
+    assert lines(idle)["lookahead"] == words
+    used = Lookahead(state=state, predicted=8, right=6, read_bytes=5 << 20, wasted_bytes=1 << 20, saved_seconds=2.5)
+    busy = admin_service_pb2.Stats(experts=8, expert_slots=4, lookahead=used)
+    assert lines(busy)["lookahead"] == (
+        f"{words}; 75.0% of 8 guesses right, 5.0 MiB read ahead, 1.0 MiB of them wasted, about 2.5 s of waiting saved"
+    )
+    assert plain(busy)["lookahead"]["state"] == Lookahead.State.Name(state)
+
+
+def test_lookahead_is_not_told_where_nothing_is_to_be_read_or_by_an_older_daemon() -> None:
+    resident = admin_service_pb2.Stats(experts=8, expert_slots=8, lookahead=Lookahead(state=Lookahead.STATE_TRYING))
+    assert "lookahead" not in lines(resident)
+    assert "lookahead" not in lines(admin_service_pb2.Stats(experts=8, expert_slots=4))
 
 
 def test_every_drive_has_a_line_with_how_it_reads_and_what_is_wrong() -> None:

@@ -143,6 +143,7 @@ def test_the_drives_are_shown_each_with_its_numbers_and_its_state(tmp_path: Path
                 expert_slots=4,
                 warming=True,
                 scrub_fraction=0.25,
+                lookahead=admin_pb2.Lookahead(state=admin_pb2.Lookahead.STATE_LOSING, predicted=4, right=3),
             )
             stats = await until(running, lambda stats: stats.state == Stats.STATE_DEGRADED)
             well, bad = stats.devices
@@ -170,11 +171,13 @@ def test_the_drives_are_shown_each_with_its_numbers_and_its_state(tmp_path: Path
             assert list(stats.degraded) == ["drive /b: layer 1 expert 2: too bad"]
             assert (stats.planned_bytes, stats.experts, stats.expert_slots, stats.warming) == (99, 16, 4, True)
             assert stats.scrub_fraction == 0.25
+            assert stats.lookahead == running.runtime.view.lookahead
             for words in ("reading hot experts ahead", "degraded: drive /b: layer 1 expert 2: too bad"):
                 assert words in stats.detail
             running.runtime.view = RuntimeView()
             stats = await until(running, lambda stats: stats.state == Stats.STATE_READY)
             assert not stats.HasField("scrub_fraction")
+            assert not stats.HasField("lookahead")
 
     run(work)
 
