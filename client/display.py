@@ -203,7 +203,8 @@ def drive_line(drive: admin_service_pb2.Device) -> str:
         numbers.append(f"p99 {drive.latency_ms_p99:.1f} ms")
     counts = ((drive.errors, "errors"), (drive.checksum_errors, "wrong checksums"), (drive.retries, "retries"))
     numbers += [f"{count} {what}" for count, what in (*counts, (drive.mirror_reads, "mirror reads")) if count]
-    notes = "".join(f"; {text}" for text in (drive.note, drive.last_error) if text)
+    mirror = f"its mirror {drive.mirror_path} is degraded: {drive.mirror_error}" if drive.mirror_error else ""
+    notes = "".join(f"; {text}" for text in (drive.note, drive.last_error, mirror) if text)
     return f"{drive.path}: {state}, {', '.join(filter(None, how))}; {', '.join(numbers)}{notes}"
 
 

@@ -72,7 +72,7 @@ class CoreRuntime:
         self._model: core.Model | None = None
         self._engine: Engine | None = None
         self._store: SessionStore | None = None
-        self._drives = Drives(opened.container.stripe_paths)
+        self._drives = Drives(opened.container.stripe_paths, mirrors=opened.container.mirror_paths)
         self._care: DriveCare | None = None
         self._pins: LearnedPins | None = None
         self._recording: Recording | None = None
@@ -160,7 +160,10 @@ class CoreRuntime:
         """Raises CoreError for the first stripe that cannot be opened; the others are tried all the same."""
         assert self._engine is not None
         assert self._model is not None
-        self._engine.between_steps(self._model.reopen_stripes)
+        try:
+            self._engine.between_steps(self._model.reopen_stripes)
+        finally:
+            self._drives.update(self._model.drive_stats())
 
     def load_progress(self) -> tuple[int, int]:
         if self._model is None:

@@ -151,4 +151,6 @@ def device_message(drive: DriveView) -> admin_pb2.Device:
         latency_ms_p50=counters.latency_p50_us / 1e3,
         busy_seconds=counters.busy_us / 1e6,
         cpu_seconds=counters.cpu_us / 1e6,
+        mirror_path=str(drive.mirror or ""),
+        mirror_error=drive.mirror_degraded,
     )

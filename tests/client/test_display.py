@@ -85,6 +85,17 @@ def test_every_drive_has_a_line_with_how_it_reads_and_what_is_wrong() -> None:
     )
 
 
+def test_a_bad_mirror_is_told_as_the_mirror_s() -> None:
+    device = Device(
+        path="/a/stripe-000.colibri", backend="threads", direct=True, has_mirror=True, state=Device.STATE_OK
+    )
+    device.mirror_path, device.mirror_error = "/b/mirror-000.colibri", "layer 1 expert 2: too bad"
+    assert lines(admin_service_pb2.Stats(devices=[device]))["drive 0"] == (
+        "/a/stripe-000.colibri: ok, threads, O_DIRECT, mirrored; 0 B read, 0.0 MiB/s; its mirror /b/mirror-000.colibri "
+        "is degraded: layer 1 expert 2: too bad"
+    )
+
+
 def test_a_degraded_daemon_says_so_beside_its_state_and_in_full() -> None:
     shown = lines(None, degraded=["drive /b: too bad"])
     assert (shown["state"], shown["degraded"]) == ("serving, degraded", "drive /b: too bad")

@@ -156,7 +156,7 @@ class Lookahead(_message.Message):
     def __init__(self, state: _Optional[_Union[Lookahead.State, str]] = ..., predicted: _Optional[int] = ..., right: _Optional[int] = ..., loads: _Optional[int] = ..., read_bytes: _Optional[int] = ..., wasted_bytes: _Optional[int] = ..., late: _Optional[int] = ..., saved_seconds: _Optional[float] = ..., spent_seconds: _Optional[float] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("path", "read_bytes", "read_mib_per_second", "latency_ms_p99", "stripe", "state", "reads", "retries", "errors", "checksum_errors", "mirror_reads", "last_error", "backend", "direct", "has_mirror", "note", "latency_ms_p50", "busy_seconds", "cpu_seconds")
+    __slots__ = ("path", "read_bytes", "read_mib_per_second", "latency_ms_p99", "stripe", "state", "reads", "retries", "errors", "checksum_errors", "mirror_reads", "last_error", "backend", "direct", "has_mirror", "note", "latency_ms_p50", "busy_seconds", "cpu_seconds", "mirror_path", "mirror_error")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Device.State]
@@ -184,6 +184,8 @@ class Device(_message.Message):
     LATENCY_MS_P50_FIELD_NUMBER: _ClassVar[int]
     BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_PATH_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_ERROR_FIELD_NUMBER: _ClassVar[int]
     path: str
     read_bytes: int
     read_mib_per_second: float
@@ -203,7 +205,9 @@ class Device(_message.Message):
     latency_ms_p50: float
     busy_seconds: float
     cpu_seconds: float
-    def __init__(self, path: _Optional[str] = ..., read_bytes: _Optional[int] = ..., read_mib_per_second: _Optional[float] = ..., latency_ms_p99: _Optional[float] = ..., stripe: _Optional[int] = ..., state: _Optional[_Union[Device.State, str]] = ..., reads: _Optional[int] = ..., retries: _Optional[int] = ..., errors: _Optional[int] = ..., checksum_errors: _Optional[int] = ..., mirror_reads: _Optional[int] = ..., last_error: _Optional[str] = ..., backend: _Optional[str] = ..., direct: bool = ..., has_mirror: bool = ..., note: _Optional[str] = ..., latency_ms_p50: _Optional[float] = ..., busy_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ...) -> None: ...
+    mirror_path: str
+    mirror_error: str
+    def __init__(self, path: _Optional[str] = ..., read_bytes: _Optional[int] = ..., read_mib_per_second: _Optional[float] = ..., latency_ms_p99: _Optional[float] = ..., stripe: _Optional[int] = ..., state: _Optional[_Union[Device.State, str]] = ..., reads: _Optional[int] = ..., retries: _Optional[int] = ..., errors: _Optional[int] = ..., checksum_errors: _Optional[int] = ..., mirror_reads: _Optional[int] = ..., last_error: _Optional[str] = ..., backend: _Optional[str] = ..., direct: bool = ..., has_mirror: bool = ..., note: _Optional[str] = ..., latency_ms_p50: _Optional[float] = ..., busy_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., mirror_path: _Optional[str] = ..., mirror_error: _Optional[str] = ...) -> None: ...
 
 class GetMetricsRequest(_message.Message):
     __slots__ = ()
