@@ -2,8 +2,9 @@
 
 Owns the state of each stripe's drive (well, degraded), its speed over the last seconds, and the places that are known
 to be bad: those that the core reports and those that a scrub found. A mirror lies on another drive than its stripe and
-has a state of its own. A change of state is one line in the journal, not one for each read. Fed with the core's counters
-by whoever looks (once a second), with places by drive_care.py; read by the status line and by WatchStats. Any thread.
+has a state of its own. A change of state is one line in the journal, not one for each read. Fed with the core's
+counters by whoever looks (once a second), with places by drive_care.py; read by the status line and by WatchStats. Any
+thread.
 """
 
 from __future__ import annotations
