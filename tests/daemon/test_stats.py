@@ -211,7 +211,7 @@ def test_session_bytes_are_those_of_the_state_folder(tmp_path: Path) -> None:
             logs = sum(path.stat().st_size for path in (tmp_path / "state").glob("sessions/*/*/*.*"))
             pages = sum(path.stat().st_size for path in (tmp_path / "state").glob("pages/*/*"))
             assert stats.session_bytes == logs + pages > pages > 0
-            assert not stats.session_quota_bytes
+            assert not stats.HasField("session_quota_bytes"), "none is configured"
 
     run(work)
 

@@ -54,7 +54,7 @@ class WatchStatsRequest(_message.Message):
     def __init__(self, interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., expert_heat: bool = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("state", "detail", "load_fraction", "queued", "running", "decode_tokens_per_second", "prefill_tokens_per_second", "expert_hit_ratio", "devices", "resident_bytes", "pinned_experts", "session_bytes", "session_quota_bytes", "expert_heat", "generations", "degraded", "expert_hits", "expert_loads", "expert_read_bytes", "planned_bytes", "experts", "expert_slots", "warming", "scrub_fraction", "lookahead")
+    __slots__ = ("state", "detail", "load_fraction", "queued", "running", "decode_tokens_per_second", "prefill_tokens_per_second", "expert_hit_ratio", "devices", "resident_bytes", "session_bytes", "session_quota_bytes", "expert_heat", "generations", "degraded", "expert_hits", "expert_loads", "expert_read_bytes", "planned_bytes", "experts", "expert_slots", "warming", "scrub_fraction", "lookahead")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Stats.State]
@@ -77,7 +77,6 @@ class Stats(_message.Message):
     EXPERT_HIT_RATIO_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PINNED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     SESSION_BYTES_FIELD_NUMBER: _ClassVar[int]
     SESSION_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXPERT_HEAT_FIELD_NUMBER: _ClassVar[int]
@@ -102,7 +101,6 @@ class Stats(_message.Message):
     expert_hit_ratio: float
     devices: _containers.RepeatedCompositeFieldContainer[Device]
     resident_bytes: int
-    pinned_experts: int
     session_bytes: int
     session_quota_bytes: int
     expert_heat: bytes
@@ -117,7 +115,7 @@ class Stats(_message.Message):
     warming: bool
     scrub_fraction: float
     lookahead: Lookahead
-    def __init__(self, state: _Optional[_Union[Stats.State, str]] = ..., detail: _Optional[str] = ..., load_fraction: _Optional[float] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., decode_tokens_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., expert_hit_ratio: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., resident_bytes: _Optional[int] = ..., pinned_experts: _Optional[int] = ..., session_bytes: _Optional[int] = ..., session_quota_bytes: _Optional[int] = ..., expert_heat: _Optional[bytes] = ..., generations: _Optional[_Iterable[_Union[_types_pb2.Generation, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., expert_hits: _Optional[int] = ..., expert_loads: _Optional[int] = ..., expert_read_bytes: _Optional[int] = ..., planned_bytes: _Optional[int] = ..., experts: _Optional[int] = ..., expert_slots: _Optional[int] = ..., warming: bool = ..., scrub_fraction: _Optional[float] = ..., lookahead: _Optional[_Union[Lookahead, _Mapping]] = ...) -> None: ...
+    def __init__(self, state: _Optional[_Union[Stats.State, str]] = ..., detail: _Optional[str] = ..., load_fraction: _Optional[float] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., decode_tokens_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., expert_hit_ratio: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., resident_bytes: _Optional[int] = ..., session_bytes: _Optional[int] = ..., session_quota_bytes: _Optional[int] = ..., expert_heat: _Optional[bytes] = ..., generations: _Optional[_Iterable[_Union[_types_pb2.Generation, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., expert_hits: _Optional[int] = ..., expert_loads: _Optional[int] = ..., expert_read_bytes: _Optional[int] = ..., planned_bytes: _Optional[int] = ..., experts: _Optional[int] = ..., expert_slots: _Optional[int] = ..., warming: bool = ..., scrub_fraction: _Optional[float] = ..., lookahead: _Optional[_Union[Lookahead, _Mapping]] = ...) -> None: ...
 
 class Lookahead(_message.Message):
     __slots__ = ("state", "predicted", "right", "loads", "read_bytes", "wasted_bytes", "late", "saved_seconds", "spent_seconds")
