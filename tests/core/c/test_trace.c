@@ -20,7 +20,9 @@
 #define SLOTS 7
 #define RING 3
 #define TURN 5
-#define MANY_STEPS 1000000
+#define PROMPT_USES 300 /* between two turns: they fill blocks quickly, a step of decoding alone takes a few bytes */
+#define MANY_STEPS 100000
+#define SOME_STEPS 250 /* several blocks, far fewer than there is room for */
 #define PATIENCE_SECONDS 240
 
 /* ---- the gate ---- */
@@ -94,6 +96,7 @@ static void turn(fixture *f, uint32_t layer) {
         CHECK(slot);
         if (!slot) return;
         cl_cache_touch(&f->store, layer, e, 1);
+        for (uint32_t i = 0; i < PROMPT_USES / TURN; i++) cl_record_prefill_use(&f->store, slot, 0);
         cl_store_release(&f->store, slot);
         f->accesses++;
     }
@@ -145,10 +148,10 @@ static void test_a_drive_that_is_late_costs_nothing(void) {
     make(&f);
     uint64_t at_first = file_bytes(&f);
     set_gate(1, -1);
-    run(&f, 20000);
+    run(&f, SOME_STEPS);
     CHECK(!has_stopped(&f, &err) && file_bytes(&f) == at_first);
     set_gate(0, -1);
-    run(&f, 2000);
+    run(&f, SOME_STEPS);
     CHECK(end(&f, &err) == CL_OK);
     CHECK(check_file(&f, 1) == f.accesses);
 }
@@ -163,7 +166,7 @@ static void test_a_drive_that_is_too_slow_ends_the_recording_and_leaves_an_exact
     CHECK(strstr(err.text, f.path) && strstr(err.text, "cannot be written as fast as the model runs"));
     uint64_t accesses = f.accesses;
     set_gate(0, -1);
-    for (uint32_t i = 0; i < 5000; i++) turn(&f, i % LAYERS); /* a drive that is quick again brings nothing back */
+    for (uint32_t i = 0; i < SOME_STEPS; i++) turn(&f, i % LAYERS); /* a drive that is quick again brings nothing back */
     cl_error at_end = {0};
     CHECK(end(&f, &at_end) == CL_IO && strcmp(at_end.text, err.text) == 0);
     CHECK(file_bytes(&f) > (CL_WRITER_BLOCKS - 2) * (uint64_t)(CL_BLOCK_BYTES - 1024));
@@ -176,7 +179,7 @@ static void test_a_full_drive_ends_the_recording_and_nothing_is_written_behind_t
     cl_error err = {0};
     make(&f);
     set_gate(1, 3);
-    run(&f, 20000); /* several blocks wait behind the one that fails */
+    run(&f, SOME_STEPS); /* several blocks wait behind the one that fails */
     CHECK(!has_stopped(&f, &err));
     set_gate(0, 3);
     CHECK(end(&f, &err) == CL_IO);
