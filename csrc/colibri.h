@@ -362,9 +362,9 @@ int cl_model_import_heat(cl_model *model, const float *heat, uint64_t n, cl_erro
  * needs the expert will get the error. */
 int cl_model_warm(cl_model *model, uint64_t budget_us, uint32_t *more, cl_error *err);
 /* Starts to record routing and whatever else decides which expert is in memory, to a new file (docs/caching.md); NULL:
- * writes the end, fsyncs and closes, and reports the first error since the start. A thread of its own writes, so that no
- * step waits for the trace's drive. A write error, or a drive that is too slow for long, ends the recording, not the
- * model: cl_model_trace_state returns it from then on, and the file holds all that came before. */
+ * writes the end, fsyncs and closes, and reports the first error since the start. A thread of its own writes, so that
+ * no step waits for the trace's drive. A write error, or a drive that is too slow for long, ends the recording, not
+ * the model: cl_model_trace_state returns it from then on, and the file holds all that came before. */
 int cl_model_trace(cl_model *model, const char *path, cl_error *err);
 int cl_model_trace_state(const cl_model *model, cl_error *err);
 

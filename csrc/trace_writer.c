@@ -1,7 +1,7 @@
 /* trace_writer.c - writes the blocks of a recording on a thread of its own.
  *
- * Owns the file, its thread, and a ring of blocks between the step that fills them and the drive. A step never waits for
- * the drive: where a drive is slower than the model records, the ring is full in the end, and the recording stops there.
+ * Owns the file, its thread, and a ring of blocks between the step that fills them and the drive. A step never waits
+ * for the drive: where a drive is slower than the model records, the ring is full in the end, and the recording stops.
  * Nothing is left out in the middle: what is in the file is all that was recorded up to some block, so that a replay of
  * it is exact, and without the last block's mark it says itself that it was cut off. A write that fails stops the
  * recording as well. The first reason is kept for who asks. Refuses to try again: there is one recording for a file.

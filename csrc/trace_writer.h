@@ -18,8 +18,8 @@ void cl_trace_writer_put(cl_trace_writer *w, uint64_t bytes);
 int cl_trace_writer_has_stopped(const cl_trace_writer *w);
 /* CL_OK, or what has stopped it. */
 int cl_trace_writer_state(cl_trace_writer *w, cl_error *err);
-/* Waits until all is written, then writes the first `bytes` of the block at hand if nothing has stopped it, all of it to
- * the drive itself; frees. Returns what has stopped it. */
+/* Waits until all is written, then writes the first `bytes` of the block at hand if nothing has stopped it, all of it
+ * to the drive itself; frees. Returns what has stopped it. */
 int cl_trace_writer_close(cl_trace_writer *w, uint64_t bytes, cl_error *err);
 
 #endif

@@ -111,28 +111,30 @@ def test_what_runs_and_waits_is_counted_and_listed(tmp_path: Path) -> None:
     run(work)
 
 
+ILL = Counters(
+    backend="io_uring",
+    degraded=True,
+    last_error="layer 1 expert 2: too bad",
+    read_bytes=7 << 20,
+    reads=70,
+    retries=3,
+    errors=5,
+    checksum_errors=4,
+    mirror_reads=2,
+    latency_p50_us=1500,
+    latency_p99_us=9000,
+    busy_us=2_500_000,
+    cpu_us=250_000,
+    mirror=True,
+    note="no registered buffers",
+)
+
+
 def test_the_drives_are_shown_each_with_its_numbers_and_its_state(tmp_path: Path) -> None:
-    ill = Counters(
-        backend="io_uring",
-        degraded=True,
-        last_error="layer 1 expert 2: too bad",
-        read_bytes=7 << 20,
-        reads=70,
-        retries=3,
-        errors=5,
-        checksum_errors=4,
-        mirror_reads=2,
-        latency_p50_us=1500,
-        latency_p99_us=9000,
-        busy_us=2_500_000,
-        cpu_us=250_000,
-        mirror=True,
-        note="no registered buffers",
-    )
     mirror = Path("/a/mirror-001.colibri")
     broken = f"layer 0 expert 7: 5 bytes at offset 0 of the mirror of stripe 1 ({mirror}): CRC-32C is 1"
     drives = Drives(FILES, mirrors=[None, mirror])
-    drives.update([Counters(direct=False), ill])
+    drives.update([Counters(direct=False), ILL])
     drives.found_bad(1, broken)
 
     async def work() -> None:
@@ -155,11 +157,11 @@ def test_the_drives_are_shown_each_with_its_numbers_and_its_state(tmp_path: Path
                 path=str(FILES[1]),
                 stripe=1,
                 state=Device.STATE_DEGRADED,
-                last_error=ill.last_error,
+                last_error=ILL.last_error,
                 backend="io_uring",
                 direct=True,
                 has_mirror=True,
-                note=ill.note,
+                note=ILL.note,
                 read_bytes=7 << 20,
                 reads=70,
                 retries=3,

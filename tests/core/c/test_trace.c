@@ -1,5 +1,5 @@
-/* test_trace.c - a recording while its drive is slow, late or full: no step waits for it, what is in the file is exact, and
- * a file that does not hold everything says so.
+/* test_trace.c - a recording while its drive is slow, late or full: no step waits for it, what is in the file is exact,
+ * and a file that does not hold everything says so.
  *
  * Every write passes the gate below, which can hold it up or fail it. Should a step wait for the gate, the alarm ends
  * the test.
@@ -166,7 +166,8 @@ static void test_a_drive_that_is_too_slow_ends_the_recording_and_leaves_an_exact
     CHECK(strstr(err.text, f.path) && strstr(err.text, "cannot be written as fast as the model runs"));
     uint64_t accesses = f.accesses;
     set_gate(0, -1);
-    for (uint32_t i = 0; i < SOME_STEPS; i++) turn(&f, i % LAYERS); /* a drive that is quick again brings nothing back */
+    /* A drive that is quick again brings nothing back. */
+    for (uint32_t i = 0; i < SOME_STEPS; i++) turn(&f, i % LAYERS);
     cl_error at_end = {0};
     CHECK(end(&f, &at_end) == CL_IO && strcmp(at_end.text, err.text) == 0);
     CHECK(file_bytes(&f) > (CL_WRITER_BLOCKS - 2) * (uint64_t)(CL_BLOCK_BYTES - 1024));
