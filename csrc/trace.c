@@ -2,8 +2,8 @@
  *
  * Owns the coding: an expert of a decode step takes about one byte. A full block is handed to trace_writer.c, with its
  * checksum and the model's own counters, so that a file that was cut off can be read up to its last whole block.
- * Refuses to disturb the model: nothing is allocated after the start, no step waits for the trace's drive, and when the file
- * cannot be written the recording stops, keeps the error for who asks, and decoding goes on.
+ * Refuses to disturb the model: nothing is allocated after the start, no step waits for the trace's drive, and when
+ * the file cannot be written the recording stops, keeps the error for who asks, and decoding goes on.
  */
 #include "trace.h"
 #include "error.h"
