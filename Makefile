@@ -26,7 +26,7 @@ help:
 	@echo 'make demo             a small real model: built, packed, served, asked (first time: minutes)'
 	@echo 'make demo-stop        stop the daemon that the demo leaves running'
 	@echo 'make test             everything from a clean clone: setup, lint, C tests under sanitizers, pytest'
-	@echo 'make bench BENCH=...  one benchmark: cache, decode, kernels, pack, prefill, reads, stripes, stream, prefill_stream, soak_stream; more with ARGS="..."'
+	@echo 'make bench BENCH=...  one benchmark: cache, decode, kernels, lookahead, pack, prefill, reads, stripes, stream, prefill_stream, soak_stream; more with ARGS="..."'
 	@echo
 	@echo 'make setup            .venv with the project, installed editable'
 	@echo 'make build            compile the C core again if csrc/ changed'
