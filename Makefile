@@ -4,11 +4,13 @@
 PYTHON ?= python3
 BENCH ?=
 ARGS ?=
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
-PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip -qq
+# One at a time: `make test` makes several targets at once.
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 flock $(VENV)/pip.lock $(BIN)/python -m pip -qq
 CORE := $(wildcard csrc/*.c csrc/*.h) csrc/build_core.py setup.py
 ifeq ($(origin CC),default)
 CC := gcc
@@ -29,7 +31,7 @@ help:
 	@echo 'make setup            .venv with the project, installed editable'
 	@echo 'make build            compile the C core again if csrc/ changed'
 	@echo 'make lint             ruff, mypy, and the C core with warnings as errors'
-	@echo 'make test-py ARGS=... only pytest, for instance ARGS="-k session -x"'
+	@echo 'make test-py ARGS=... only pytest, for instance ARGS="-k session -x"; WORKERS=1 for one process'
 	@echo 'make test-c           only the C tests'
 	@echo 'make proto            write the stubs of proto/colibri/v1 again'
 	@echo 'make clean            remove what was built; make distclean: and .venv'
@@ -60,7 +62,7 @@ $(STAMPS)/core: $(CORE) | $(STAMPS)/project
 $(STAMPS)/test: pyproject.toml tools/requirements-proto.txt | $(STAMPS)/project
 	@echo 'setup: installing what the tests need (torch and transformers among them) into $(VENV)'
 	@$(BIN)/python tools/extras.py test > $(STAMPS)/test.txt
-	@$(PIP) install -r $(STAMPS)/test.txt
+	@$(PIP) install --no-compile -r $(STAMPS)/test.txt
 	@$(PIP) install --no-deps -r tools/requirements-proto.txt
 	@touch $@
 
@@ -95,17 +97,19 @@ lint-c:
 	@mkdir -p build/lint
 	@set -e; for file in csrc/*.c; do $(CC) $(C_FLAGS) -c $$file -o build/lint/check.o; done
 
-test: setup-test
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory test-c
-	@$(MAKE) --no-print-directory test-py
+# The C checks need a compiler and nothing that pip installs, and mypy none of the tests' results: each runs beside its
+# neighbour, because pip and mypy use one core only.
+test: $(STAMPS)/venv
+	@$(MAKE) --no-print-directory -j4 test-c lint-c setup-test
+	@$(MAKE) --no-print-directory lint-py
+	@$(MAKE) --no-print-directory -j2 types test-py
 
 test-c:
 	@if [ -f tests/core/c/run.sh ]; then nice bash tests/core/c/run.sh; fi
 
 test-py:
 	@echo 'test: pytest'
-	@nice $(BIN)/python -P -m pytest $(ARGS)
+	@nice $(BIN)/python -P -m pytest -n $(WORKERS) $(ARGS)
 
 # The repository's root is not on sys.path here either: a script's folder is, and the helpers of the tests.
 bench: setup $(STAMPS)/smallmodel

@@ -1,14 +1,21 @@
-"""Rules for every test: as root nothing is skipped but what tests/allowed_skips.txt lists.
+"""Rules for every test: as root nothing is skipped but what tests/allowed_skips.txt lists; how workers share the tests.
 
 A skipped test is a promise that nobody checks. The list names each one with its reason; an entry covers a test, its
 parameters, or a whole file. A test that is expected to fail counts as skipped.
+
+`make test` runs two workers (pytest-xdist). A file's tests stay together, because they share what its fixtures make,
+and so do all tests of the small real model, which is built once.
 """
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:  # a plain pytest works without the plugin
+    from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["testkit.small_model", "testkit.small_packs"]
 
@@ -16,6 +23,13 @@ pytest_plugins = ["testkit.small_model", "testkit.small_packs"]
 settings.register_profile("colibri", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("colibri")
 
+SMALL_MODEL_FIXTURES = {"small_model", "fresh_small_model", "small_pack"}
+SMALL_MODEL_FILES = {
+    "tests/law1/test_small_model.py",
+    "tests/oracle/test_oracle_small_model.py",
+    "tests/tools/test_demo.py",
+    "tests/tools/test_small_model.py",
+}
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 _skipped: pytest.StashKey[list[str]] = pytest.StashKey()
 
@@ -34,6 +48,33 @@ def allowed_skips(text: str) -> list[str]:
 
 def is_allowed(node: str, entries: list[str]) -> bool:
     return any(node == entry or node.startswith((entry + "[", entry + "::")) for entry in entries)
+
+
+def scope(node: str) -> str:
+    """Return what the tests that must run in the same worker as `node` have in common."""
+    file = node.partition("::")[0]
+    return "small model" if file in SMALL_MODEL_FILES else file
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of the small real model first: what takes longest must not start last."""
+    for item in items:
+        uses = SMALL_MODEL_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+        if uses and scope(item.nodeid) != "small model":
+            raise pytest.UsageError(f"{item.nodeid} uses {uses.pop()}: name its file in SMALL_MODEL_FILES")
+    items.sort(key=lambda item: scope(item.nodeid) != "small model")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadScopeScheduling":
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FilesTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope(nodeid)
+
+    config.option.loadscopereorder = False  # in the order of collection
+    return FilesTogether(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -15,9 +15,10 @@ CASES = {
     "whole_module": "import pytest\npytest.skip('no', allow_module_level=True)\n",
     "expected_failure": "import pytest\n@pytest.mark.xfail\ndef test_it(): assert False\n",
 }
+WORKERS = ("-n", "2")  # as the Makefile runs them
 
 
-def run_session(folder: Path, code: str, allowed: str = "") -> "subprocess.CompletedProcess[str]":
+def run_session(folder: Path, code: str, allowed: str = "", *options: str) -> "subprocess.CompletedProcess[str]":
     (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (folder / "allowed_skips.txt").write_text(allowed)
     (folder / "test_case.py").write_text(code)
@@ -31,6 +32,7 @@ def run_session(folder: Path, code: str, allowed: str = "") -> "subprocess.Compl
         "no:cacheprovider",
         "--rootdir",
         str(folder),
+        *options,
         str(folder),
     ]
     # conftest.py loads a plugin of testkit, which pytest finds through pyproject.toml in the real tree.
@@ -54,3 +56,30 @@ def test_an_entry_without_a_reason_is_refused(tmp_path: Path) -> None:
     result = run_session(tmp_path, CASES["by_mark"], "test_case.py::test_it\n")
     assert result.returncode != 0
     assert "gives no reason" in result.stdout + result.stderr
+
+
+class TestWorkers:
+    def test_a_listed_skip_is_allowed(self, tmp_path: Path) -> None:
+        result = run_session(tmp_path, CASES["by_mark"], "test_case.py::test_it  # shown here\n", *WORKERS)
+        assert result.returncode == 0, result.stdout
+
+    def test_an_unlisted_skip_fails_the_session_as_root_only(self, tmp_path: Path) -> None:
+        result = run_session(tmp_path, CASES["by_mark"], "", *WORKERS)
+        assert (result.returncode != 0) == (os.geteuid() == 0), result.stdout
+
+    def test_a_file_stays_together_and_so_do_the_files_of_the_small_model(self, tmp_path: Path) -> None:
+        files = ["tests/law1/test_small_model.py", "tests/tools/test_demo.py", *(f"test_{n}.py" for n in range(3))]
+        for file in files:
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            kind = "model" if file.startswith("tests/") else file
+            code = "".join(f"def test_{name}(worker_id): print('ran', {kind!r}, worker_id)\n" for name in "abcd")
+            (tmp_path / file).write_text(code)
+        result = run_session(tmp_path, "def test_it(): pass\n", "", *WORKERS, "-rP")
+        ran = {line.strip() for line in result.stdout.splitlines() if line.startswith("ran ")}
+        assert len(ran) == 4, result.stdout  # each kind on one worker
+        assert len({line.split()[-1] for line in ran}) == 2
+
+    def test_a_file_that_uses_the_small_model_must_be_listed(self, tmp_path: Path) -> None:
+        result = run_session(tmp_path, "def test_it(small_model): pass\n")
+        assert result.returncode != 0
+        assert "test_case.py::test_it uses small_model: name its file in SMALL_MODEL_FILES" in result.stderr
