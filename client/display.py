@@ -167,9 +167,31 @@ def _stats_rows(stats: admin_service_pb2.Stats) -> list[tuple[str, str]]:
         ("work", f"{stats.running} running, {stats.queued} queued{speed}"),
         ("memory", f"{show_bytes(stats.resident_bytes)} in use, {show_bytes(stats.planned_bytes)} planned"),
         ("experts", f"{stats.expert_slots} of {stats.experts} in memory{hits}" if stats.experts else ""),
+        ("lookahead", lookahead_line(stats.lookahead) if stats.expert_slots < stats.experts else ""),
         ("sessions", f"{show_bytes(stats.session_bytes)} on disk" if stats.session_bytes else ""),
         *((f"drive {drive.stripe}", drive_line(drive)) for drive in stats.devices),
     ]
+
+
+_LOOKAHEAD = {
+    admin_service_pb2.Lookahead.STATE_OFF: "off",
+    admin_service_pb2.Lookahead.STATE_ON: "on",
+    admin_service_pb2.Lookahead.STATE_TRYING: "auto, being tried",
+    admin_service_pb2.Lookahead.STATE_WINNING: "auto, on since it won its last trial",
+    admin_service_pb2.Lookahead.STATE_LOSING: "auto, off since it did not win its last trial",
+}
+
+
+def lookahead_line(lookahead: admin_service_pb2.Lookahead) -> str:
+    """Where the switch stands, and what came of the experts read ahead; "" from a daemon that does not say."""
+    state = _LOOKAHEAD.get(lookahead.state, "")
+    if not state or not lookahead.predicted:
+        return state
+    recall = lookahead.right / lookahead.predicted
+    return (
+        f"{state}; {recall:.1%} of {lookahead.predicted} guesses right, {show_bytes(lookahead.read_bytes)} read ahead, "
+        f"{show_bytes(lookahead.wasted_bytes)} of them wasted, about {lookahead.saved_seconds:.1f} s of waiting saved"
+    )
 
 
 def drive_line(drive: admin_service_pb2.Device) -> str:
@@ -181,7 +203,8 @@ def drive_line(drive: admin_service_pb2.Device) -> str:
         numbers.append(f"p99 {drive.latency_ms_p99:.1f} ms")
     counts = ((drive.errors, "errors"), (drive.checksum_errors, "wrong checksums"), (drive.retries, "retries"))
     numbers += [f"{count} {what}" for count, what in (*counts, (drive.mirror_reads, "mirror reads")) if count]
-    notes = "".join(f"; {text}" for text in (drive.note, drive.last_error) if text)
+    mirror = f"its mirror {drive.mirror_path} is degraded: {drive.mirror_error}" if drive.mirror_error else ""
+    notes = "".join(f"; {text}" for text in (drive.note, drive.last_error, mirror) if text)
     return f"{drive.path}: {state}, {', '.join(filter(None, how))}; {', '.join(numbers)}{notes}"
 
 

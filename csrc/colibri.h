@@ -308,6 +308,7 @@ typedef struct cl_model_stats {
     uint64_t lookahead_saved_us; /* estimate: right reads, each at the average stall of an expert, at most its lead */
     uint64_t lookahead_us;       /* spent on guessing by the threads that compute */
     uint32_t lookahead_active;   /* 1: on, or auto and better than off when it was last tried */
+    uint32_t lookahead_trying;   /* 1: auto, and the first or a further trial of both is under way */
     uint64_t prefill_wasted_bytes; /* of expert_bytes: read before the router had chosen, and then not chosen */
     uint64_t buffered_stripes; /* bit i: stripe i, one of the first 64, is read through the page cache */
 } cl_model_stats;
@@ -361,8 +362,9 @@ int cl_model_import_heat(cl_model *model, const float *heat, uint64_t n, cl_erro
  * needs the expert will get the error. */
 int cl_model_warm(cl_model *model, uint64_t budget_us, uint32_t *more, cl_error *err);
 /* Starts to record routing and whatever else decides which expert is in memory, to a new file (docs/caching.md); NULL:
- * writes the end, fsyncs and closes, and reports the first error since the start. A write error ends the recording,
- * not the model: cl_model_trace_state returns it from then on. */
+ * writes the end, fsyncs and closes, and reports the first error since the start. A thread of its own writes, so that no
+ * step waits for the trace's drive. A write error, or a drive that is too slow for long, ends the recording, not the
+ * model: cl_model_trace_state returns it from then on, and the file holds all that came before. */
 int cl_model_trace(cl_model *model, const char *path, cl_error *err);
 int cl_model_trace_state(const cl_model *model, cl_error *err);
 

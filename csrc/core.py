@@ -86,6 +86,7 @@ class ModelStats:
     lookahead_saved_us: int
     lookahead_us: int
     lookahead_active: int
+    lookahead_trying: int
     prefill_wasted_bytes: int
     kv_pages_free: int
     prefills_free: int

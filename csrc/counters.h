@@ -13,7 +13,7 @@ typedef struct cl_counters {
     _Atomic uint64_t compute_us, wait_us;
     _Atomic uint64_t prefill_wasted_bytes;
     _Atomic uint64_t lookahead_predicted, lookahead_right, lookahead_loads, lookahead_bytes, lookahead_wasted_bytes;
-    _Atomic uint64_t lookahead_late, lookahead_saved_us, lookahead_us, lookahead_active;
+    _Atomic uint64_t lookahead_late, lookahead_saved_us, lookahead_us, lookahead_active, lookahead_trying;
     _Atomic uint64_t kv_pages_free, prefills_free;
 } cl_counters;
 

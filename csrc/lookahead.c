@@ -26,6 +26,13 @@ typedef struct cl_guess {
     uint64_t asked_us;
 } cl_guess;
 
+static void show_position(cl_model *m) {
+    const cl_lookahead *la = &m->lookahead;
+    int by_trial = la->mode == CL_SWITCH_AUTO;
+    atomic_store(&m->counters.lookahead_active, la->mode == CL_SWITCH_ON || (by_trial && la->trial.verdict));
+    atomic_store(&m->counters.lookahead_trying, by_trial && !la->trial.resting);
+}
+
 void cl_lookahead_place(cl_model *m, cl_carve *c) {
     cl_lookahead *la = &m->lookahead;
     uint64_t rows = m->max_rows, pairs = rows * m->most_top_k;
@@ -36,6 +43,7 @@ void cl_lookahead_place(cl_model *m, cl_carve *c) {
     la->scores = cl_carve_take(c, m->most_experts, sizeof *la->scores, 64);
     la->guesses = cl_carve_take(c, m->most_experts, sizeof(cl_guess), 64);
     la->layer = -1;
+    show_position(m);
 }
 
 static uint64_t record_bytes(const cl_model *m, uint32_t layer) {
@@ -185,6 +193,5 @@ void cl_lookahead_end(cl_model *m, uint64_t rows) {
     if (loads) la->stall_us += STALL_RATE * ((double)wait / (double)loads - la->stall_us);
     if (la->mode == CL_SWITCH_AUTO && loads + la->reads_saved && rows)
         cl_trial_add(&la->trial, (double)(cl_now_us() - la->start_us) / (double)rows);
-    uint32_t active = la->mode == CL_SWITCH_ON || (la->mode == CL_SWITCH_AUTO && la->trial.verdict);
-    atomic_store(&m->counters.lookahead_active, active);
+    show_position(m);
 }

@@ -345,6 +345,7 @@ void cl_model_get_stats(const cl_model *m, cl_model_stats *stats) {
         .lookahead_saved_us = atomic_load(&c->lookahead_saved_us),
         .lookahead_us = atomic_load(&c->lookahead_us),
         .lookahead_active = (uint32_t)atomic_load(&c->lookahead_active),
+        .lookahead_trying = (uint32_t)atomic_load(&c->lookahead_trying),
         .prefills_free = atomic_load(&c->prefills_free),
         .direct_active = cl_io_direct_active(m->io),
         .threads = m->threads,

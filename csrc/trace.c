@@ -1,18 +1,15 @@
 /* trace.c - records what decides which expert is in memory, so that a replay can decide the same again.
  *
- * Owns the open file, a buffer of one block, and the coding: an expert of a decode step takes about one byte. A block
- * is written when it is full, with its checksum and the model's own counters, so that a file that was cut off can be
- * read up to its last whole block. Refuses to disturb the model: nothing is allocated after the start, and when the
- * file cannot be written the recording stops, keeps the error for who asks, and decoding goes on. The write happens on
- * the step's thread, into the page cache.
+ * Owns the coding: an expert of a decode step takes about one byte. A full block is handed to trace_writer.c, with its
+ * checksum and the model's own counters, so that a file that was cut off can be read up to its last whole block. Refuses
+ * to disturb the model: nothing is allocated after the start, no step waits for the trace's drive, and when the file
+ * cannot be written the recording stops, keeps the error for who asks, and decoding goes on.
  */
 #include "trace.h"
 #include "error.h"
-#include <errno.h>
-#include <fcntl.h>
+#include "trace_writer.h"
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define MOST_EVENT_BYTES 32
 #define MOST_RELEASE_BYTES 11 /* kind and record */
@@ -24,9 +21,7 @@ typedef struct held {
 } held;
 
 struct cl_recorder {
-    int fd;
-    char *path;
-    cl_error error; /* CL_OK, or why the recording has stopped */
+    cl_trace_writer *writer;
     uint64_t hits, loads, steps; /* when it began */
     uint64_t *first_record;      /* [n_layers] number of the layer's first expert */
     uint64_t last_record[CL_EVENTS];
@@ -35,24 +30,13 @@ struct cl_recorder {
     held turn[CL_TURN_MOST];
     uint32_t n_turn, n_released;
     uint32_t used;
-    uint8_t block[sizeof(cl_block_header) + CL_BLOCK_BYTES];
+    uint8_t *block; /* the writer's */
 };
 
-/* ---- writing ---- */
+/* ---- blocks ---- */
 
-static int write_all(cl_recorder *r, const uint8_t *data, uint64_t bytes, cl_error *err) {
-    for (uint64_t done = 0; done < bytes;) {
-        ssize_t got = write(r->fd, data + done, bytes - done);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0)
-            return cl_fail(err, CL_IO, "%s: the trace cannot be written: %s; recording has stopped", r->path,
-                           strerror(got < 0 ? errno : EIO));
-        done += (uint64_t)got;
-    }
-    return CL_OK;
-}
-
-static void write_block(cl_store *store, cl_recorder *r, uint32_t flags) {
+/* Puts the header before the block's payload; bytes of both. */
+static uint64_t finish_block(const cl_store *store, const cl_recorder *r, uint32_t flags) {
     const uint64_t crc_end = offsetof(cl_block_header, flags);
     cl_block_header header = {.magic = CL_BLOCK_MAGIC,
                               .bytes = r->used,
@@ -63,7 +47,12 @@ static void write_block(cl_store *store, cl_recorder *r, uint32_t flags) {
     memcpy(r->block, &header, sizeof header);
     header.crc32c = cl_crc32c(0, r->block + crc_end, sizeof header - crc_end + r->used);
     memcpy(r->block, &header, sizeof header);
-    if (!r->error.code) write_all(r, r->block, sizeof header + r->used, &r->error);
+    return sizeof header + r->used;
+}
+
+static void write_block(const cl_store *store, cl_recorder *r) {
+    cl_trace_writer_put(r->writer, finish_block(store, r, 0));
+    r->block = cl_trace_writer_block(r->writer);
     r->used = 0;
 }
 
@@ -99,13 +88,16 @@ static void put_held_releases(cl_recorder *r) {
     r->n_released = 0;
 }
 
-/* Room for an event and all releases held back; what is held back comes first. NULL: nothing is recorded any more. */
-static cl_recorder *begin_event(cl_store *store) {
-    cl_recorder *r = store->recorder;
-    if (r->error.code) return NULL;
-    if (r->used + MOST_EVENT_BYTES + MOST_RELEASE_BYTES * r->n_released > CL_BLOCK_BYTES) write_block(store, r, 0);
+/* Room for an event and all releases held back; what is held back comes first. 0: nothing is recorded any more. */
+static int make_room(const cl_store *store, cl_recorder *r) {
+    if (cl_trace_writer_has_stopped(r->writer)) return 0;
+    if (r->used + MOST_EVENT_BYTES + MOST_RELEASE_BYTES * r->n_released > CL_BLOCK_BYTES) write_block(store, r);
     put_held_releases(r);
-    return r;
+    return 1;
+}
+
+static cl_recorder *begin_event(cl_store *store) {
+    return make_room(store, store->recorder) ? store->recorder : NULL;
 }
 
 void cl_recorder_event(cl_store *store, cl_event_kind kind, const cl_slot *slot) {
@@ -188,7 +180,7 @@ void cl_recorder_tick(cl_store *store) {
 
 /* ---- the whole file ---- */
 
-static int write_header(cl_recorder *r, const cl_store *store, double heat_half_life, cl_error *err) {
+static int begin_file(cl_recorder *r, const cl_store *store, double heat_half_life, const char *path, cl_error *err) {
     const uint64_t crc_end = offsetof(cl_trace_header, bytes);
     uint64_t layers = store->n_layers * sizeof(cl_trace_layer);
     cl_trace_header header = {.version = CL_TRACE_VERSION,
@@ -209,24 +201,20 @@ static int write_header(cl_recorder *r, const cl_store *store, double heat_half_
     memcpy(out, &header, sizeof header);
     header.crc32c = cl_crc32c(0, out + crc_end, header.bytes - crc_end);
     memcpy(out, &header, sizeof header);
-    int code = write_all(r, out, header.bytes, err);
+    int code = cl_trace_writer_open(&r->writer, path, out, header.bytes, err);
     free(out);
     return code;
 }
 
-static int prepare(cl_recorder *r, const cl_store *store, const char *path, cl_error *err) {
+static int prepare(cl_recorder *r, const cl_store *store, cl_error *err) {
     uint64_t records = 0;
-    r->fd = -1;
     r->layer = -1;
-    r->path = strdup(path);
     r->first_record = calloc(store->n_layers + 1ull, sizeof *r->first_record);
     for (uint32_t l = 0; l < store->n_layers; l++) {
         if (r->first_record) r->first_record[l] = records;
         records += store->layers[l].experts;
     }
-    if (!r->path || !r->first_record) return cl_fail(err, CL_NOMEM, "no memory for a trace");
-    r->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (r->fd < 0) return cl_fail(err, CL_IO, "%s: the trace cannot be created: %s", path, strerror(errno));
+    if (!r->first_record) return cl_fail(err, CL_NOMEM, "no memory for a trace");
     r->hits = atomic_load(&store->counters->expert_hits);
     r->loads = atomic_load(&store->counters->expert_loads);
     r->steps = store->cache.step;
@@ -234,8 +222,6 @@ static int prepare(cl_recorder *r, const cl_store *store, const char *path, cl_e
 }
 
 static void free_recorder(cl_recorder *r) {
-    if (r->fd >= 0) close(r->fd);
-    free(r->path);
     free(r->first_record);
     free(r);
 }
@@ -244,28 +230,23 @@ int cl_recorder_open(cl_recorder **out, cl_store *store, double heat_half_life, 
     *out = NULL;
     cl_recorder *r = calloc(1, sizeof *r);
     if (!r) return cl_fail(err, CL_NOMEM, "no memory for a trace");
-    int code = prepare(r, store, path, err);
-    if (!code && (code = write_header(r, store, heat_half_life, err))) unlink(path);
-    if (code) free_recorder(r);
-    else *out = r;
-    return code;
+    int code = prepare(r, store, err);
+    if (!code) code = begin_file(r, store, heat_half_life, path, err);
+    if (code) {
+        free_recorder(r);
+        return code;
+    }
+    r->block = cl_trace_writer_block(r->writer);
+    *out = r;
+    return CL_OK;
 }
 
-int cl_recorder_state(const cl_recorder *r, cl_error *err) {
-    if (r->error.code && err) *err = r->error;
-    return r->error.code;
-}
+int cl_recorder_state(const cl_recorder *r, cl_error *err) { return cl_trace_writer_state(r->writer, err); }
 
 int cl_recorder_close(cl_recorder *r, cl_store *store, cl_error *err) {
     if (!r) return CL_OK;
-    if (!r->error.code) {
-        put_held_releases(r);
-        write_block(store, r, CL_LAST_BLOCK);
-    }
-    if (!r->error.code && (fsync(r->fd) || close(r->fd)))
-        cl_fail(&r->error, CL_IO, "%s: the trace may not be on the drive: %s", r->path, strerror(errno));
-    else if (!r->error.code) r->fd = -1;
-    int code = cl_recorder_state(r, err);
+    uint64_t bytes = make_room(store, r) ? finish_block(store, r, CL_LAST_BLOCK) : 0;
+    int code = cl_trace_writer_close(r->writer, bytes, err);
     free_recorder(r);
     return code;
 }

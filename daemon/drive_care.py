@@ -35,9 +35,10 @@ MAX_REPORTS = 16  # findings of one pass that are told one by one; a dead drive 
 
 def describe(finding: Finding) -> str:
     """A finding in the words of the core's errors, so that its place is read as theirs is."""
+    whose = "the mirror of " if finding.mirror else ""
     return (
-        f"layer {finding.layer} expert {finding.expert}: {finding.bytes} bytes at offset {finding.offset} of stripe "
-        f"{finding.stripe} ({finding.path}): {finding.problem}"
+        f"layer {finding.layer} expert {finding.expert}: {finding.bytes} bytes at offset {finding.offset} of "
+        f"{whose}stripe {finding.stripe} ({finding.path}): {finding.problem}"
     )
 
 
@@ -134,18 +135,18 @@ class DriveCare:
     # ---- what was bad
 
     def _retry(self) -> None:
-        bad: dict[int, list[str]] = {}
-        for stripe, text in self._drives.bad_places():
-            bad.setdefault(stripe, []).append(text)
-        healed = [stripe for stripe, texts in bad.items() if not any(self._still_bad(stripe, text) for text in texts)]
+        bad: dict[tuple[int, bool], list[str]] = {}
+        for stripe, text, mirror in self._drives.bad_places():
+            bad.setdefault((stripe, mirror), []).append(text)
+        healed = [copy for copy, texts in bad.items() if not any(self._still_bad(copy[0], text) for text in texts)]
         if not healed:
             return
         try:
             self._reopen()
         except CoreError as error:
             log.warning("a stripe cannot be opened again: %s", error)
-        for stripe in healed:
-            self._drives.healed(stripe)
+        for stripe, mirror in healed:
+            self._drives.healed(stripe, mirror)
         self._save()
 
     def _still_bad(self, stripe: int, text: str) -> bool:
@@ -203,7 +204,8 @@ class DriveCare:
     def _save(self) -> None:
         self._saved_at = self._clock()
         position = self._scrub.position if self._scrub is not None else self._state.position
-        state = ScrubState(position, self._state.begun, tuple(self._drives.bad_places()))
+        bad = tuple((stripe, text) for stripe, text, _ in self._drives.bad_places())
+        state = ScrubState(position, self._state.begun, bad)
         if state == self._saved:
             return
         try:

@@ -1,9 +1,10 @@
 """The drives under a running daemon: what each does, which of them is degraded, and since when everybody knows.
 
 Owns the state of each stripe's drive (well, degraded), its speed over the last seconds, and the places that are known
-to be bad: those that the core reports and those that a scrub found. A change of state is one line in the journal, not
-one for each read. Fed with the core's counters by whoever looks (once a second), with places by drive_care.py; read by
-the status line and by WatchStats. Any thread.
+to be bad: those that the core reports and those that a scrub found. A mirror lies on another drive than its stripe and
+has a state of its own. A change of state is one line in the journal, not one for each read. Fed with the core's
+counters by whoever looks (once a second), with places by drive_care.py; read by the status line and by WatchStats. Any
+thread.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from colibri.daemon.core_errors import FaultPlace, fault_place
 from colibri.daemon.journal import DRIVE_DEGRADED, DRIVE_HEALED, fields_of
@@ -63,49 +64,129 @@ class DriveCounters(Protocol):
     def note(self) -> str: ...
 
 
+class BadPlace(NamedTuple):
+    """`text` names the place as the core's errors do; `mirror`: it is in the mirror of the stripe."""
+
+    stripe: int
+    text: str
+    mirror: bool = False
+
+
 @dataclass(frozen=True)
 class DriveView:
-    """One look at a drive. `degraded`: why it is, "" while it is well."""
+    """One look at a drive. `degraded`: why it is, "" while it is well; `mirror_degraded` the same of the mirror, which
+    is None where there is none."""
 
     stripe: int
     path: Path
     counters: DriveCounters
     bytes_per_second: float
     degraded: str
+    mirror: Path | None = None
+    mirror_degraded: str = ""
 
     def __str__(self) -> str:
         return f"stripe {self.stripe} ({self.path})"
 
 
 @dataclass
-class _Drive:
+class _Copy:
+    """One file of a drive, the stripe or its mirror, and what is known to be bad in it."""
+
     stripe: int
     path: Path
-    counters: DriveCounters | None = None
-    seen: deque[tuple[float, int]] = field(default_factory=deque)  # (time, bytes read by then), oldest first
+    name: str
     places: dict[tuple[int | None, int | None, int | None], str] = field(default_factory=dict)
     more: int = 0  # places beyond MAX_PLACES
     degraded: str = ""
 
-    def rate(self) -> float:
-        (begun, before), (now, read) = self.seen[0], self.seen[-1]
-        return (read - before) / (now - begun) if now > begun else 0.0
+    def note(self, text: str) -> None:
+        place = fault_place(text)
+        key = (place.layer, place.expert, place.offset)
+        if key in self.places or len(self.places) < MAX_PLACES:
+            self.places[key] = text
+        else:
+            self.more += 1
+
+    def clear(self) -> None:
+        self.places.clear()
+        self.more = 0
 
     def problem(self) -> str:
-        """Why this drive is degraded, "" if it is not. The core's last error first, it is the newest."""
-        if self.counters is not None and self.counters.degraded:
-            return self.counters.last_error or "an extent could not be read"
         if not self.places:
             return ""
         others = len(self.places) - 1 + self.more
         return next(iter(self.places.values())) + (f" (and {others} more)" if others else "")
 
+    def settle(self, problem: str) -> None:
+        """Tells the journal where this copy changed its state. One that stays degraded is not told again."""
+        before, self.degraded = self.degraded, problem
+        if bool(problem) == bool(before):
+            return
+        own = FaultPlace(stripe=self.stripe, file=str(self.path))
+        if problem:
+            place = fault_place(problem)
+            extra = fields_of("drive-degraded", DRIVE_DEGRADED, own if place.file is None else place)
+            log.error("drive %s is degraded: %s", self.name, problem, extra=extra)
+        else:
+            log.info("drive %s is well again", self.name, extra=fields_of("drive-healed", DRIVE_HEALED, own))
+
+
+class _Drive:
+    def __init__(self, stripe: int, path: Path, mirror: Path | None) -> None:
+        self.stripe = stripe
+        self.copy = _Copy(stripe, path, str(path.parent))
+        self.mirror = _Copy(stripe, mirror, f"{mirror.parent} (mirror of stripe {stripe})") if mirror else None
+        self.counters: DriveCounters | None = None
+        self.seen: deque[tuple[float, int]] = deque()  # (time, bytes read by then), oldest first
+        self._noted: tuple[str, int] = ("", 0)  # of the core's errors, the last that was taken as news
+
+    def rate(self) -> float:
+        (begun, before), (now, read) = self.seen[0], self.seen[-1]
+        return (read - before) / (now - begun) if now > begun else 0.0
+
+    def copies(self) -> list[_Copy]:
+        return [self.copy] if self.mirror is None else [self.copy, self.mirror]
+
+    def copy_of(self, text: str) -> _Copy:
+        """The file that `text` names; the stripe's own if it names none."""
+        is_mirror = self.mirror is not None and fault_place(text).file == str(self.mirror.path)
+        return self.mirror if is_mirror and self.mirror is not None else self.copy
+
+    def core_error(self) -> str:
+        """Why the core does not trust the stripe, "" if it does."""
+        if self.counters is None or not self.counters.degraded:
+            return ""
+        return self.counters.last_error or "an extent could not be read"
+
+    def note_news(self) -> None:
+        """Notes the core's last error unless it has been: counters that were taken before a drive was opened anew may
+        arrive after it was found well."""
+        assert self.counters is not None
+        error = self.counters.last_error, self.counters.errors + self.counters.checksum_errors
+        if self.counters.degraded and error[0] and error != self._noted:
+            self._noted = error
+            self.copy.note(error[0])
+
+    def settle(self) -> None:
+        """The core's last error first, it is the newest."""
+        self.copy.settle(self.core_error() or self.copy.problem())
+        if self.mirror is not None:
+            self.mirror.settle(self.mirror.problem())
+
 
 class Drives:
-    """`files`: the stripe files by number. `clock` is in seconds and never goes back."""
+    """`files`: the stripe files by number; `mirrors`: theirs, None where there is none. `clock` is in seconds and never
+    goes back."""
 
-    def __init__(self, files: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
-        self._drives = [_Drive(stripe, path) for stripe, path in enumerate(files)]
+    def __init__(
+        self,
+        files: Sequence[Path],
+        clock: Callable[[], float] = time.monotonic,
+        mirrors: Sequence[Path | None] | None = None,
+    ) -> None:
+        pairs = zip(files, mirrors or [None] * len(files), strict=True)
+        self._drives = [_Drive(stripe, path, mirror) for stripe, (path, mirror) in enumerate(pairs)]
         self._clock = clock
         self._lock = threading.Lock()
 
@@ -118,35 +199,51 @@ class Drives:
                 drive.seen.append((now, found.read_bytes))
                 while len(drive.seen) > 2 and drive.seen[1][0] <= now - RATE_SECONDS:
                     drive.seen.popleft()
-                if found.degraded and found.last_error:
-                    self._note(drive, found.last_error)
-                self._settle(drive)
+                drive.note_news()
+                drive.settle()
 
     def found_bad(self, stripe: int, text: str) -> None:
-        """A place of this drive does not hold what was written; `text` names it as the core's errors do."""
-        with self._lock:
-            self._note(self._drives[stripe], text)
-            self._settle(self._drives[stripe])
-
-    def bad_places(self) -> list[tuple[int, str]]:
-        """(stripe, text) of every place that is known to be bad."""
-        with self._lock:
-            return [(drive.stripe, text) for drive in self._drives for text in drive.places.values()]
-
-    def healed(self, stripe: int) -> None:
-        """Every known bad place of this drive has been read and was right."""
+        """A place of this stripe or of its mirror does not hold what was written; `text` names it as the core's errors
+        do."""
         with self._lock:
             drive = self._drives[stripe]
-            drive.places.clear()
-            drive.more = 0
-            if drive.counters is None or not drive.counters.degraded:
-                self._settle(drive)
+            drive.copy_of(text).note(text)
+            drive.settle()
+
+    def bad_places(self) -> list[BadPlace]:
+        """Every place that is known to be bad. A stripe that the core does not trust has one at least."""
+        with self._lock:
+            found = []
+            for drive in self._drives:
+                texts = list(drive.copy.places.values()) or list(filter(None, [drive.core_error()]))
+                found += [BadPlace(drive.stripe, text) for text in texts]
+                if drive.mirror is not None:
+                    found += [BadPlace(drive.stripe, text, mirror=True) for text in drive.mirror.places.values()]
+            return found
+
+    def healed(self, stripe: int, mirror: bool = False) -> None:
+        """Every known bad place of this stripe, or of its mirror, has been read and was right. The core's own verdict
+        on a stripe stays until an update."""
+        with self._lock:
+            drive = self._drives[stripe]
+            copy = drive.mirror if mirror else drive.copy
+            assert copy is not None
+            copy.clear()
+            drive.settle()
 
     def views(self) -> list[DriveView]:
         """The drives by number; empty until the core has been looked at."""
         with self._lock:
             return [
-                DriveView(drive.stripe, drive.path, drive.counters, drive.rate(), drive.degraded)
+                DriveView(
+                    drive.stripe,
+                    drive.copy.path,
+                    drive.counters,
+                    drive.rate(),
+                    drive.copy.degraded,
+                    drive.mirror.path if drive.mirror else None,
+                    drive.mirror.degraded if drive.mirror else "",
+                )
                 for drive in self._drives
                 if drive.counters is not None
             ]
@@ -154,27 +251,5 @@ class Drives:
     def remarks(self) -> list[str]:
         """One text for each drive that is degraded."""
         with self._lock:
-            return [f"drive {drive.path.parent}: {drive.degraded}" for drive in self._drives if drive.degraded]
-
-    def _note(self, drive: _Drive, text: str) -> None:
-        place = fault_place(text)
-        key = (place.layer, place.expert, place.offset)
-        if key in drive.places or len(drive.places) < MAX_PLACES:
-            drive.places[key] = text
-        else:
-            drive.more += 1
-
-    def _settle(self, drive: _Drive) -> None:
-        """Tells the journal where a drive changed its state. A drive that stays degraded is not told again."""
-        problem = drive.problem()
-        before, drive.degraded = drive.degraded, problem
-        if bool(problem) == bool(before):
-            return
-        place = fault_place(problem or before)
-        named = FaultPlace(stripe=drive.stripe, file=str(drive.path)) if place.file is None else place
-        if problem:
-            extra = fields_of("drive-degraded", DRIVE_DEGRADED, named)
-            log.error("drive %s is degraded: %s", drive.path.parent, problem, extra=extra)
-        else:
-            extra = fields_of("drive-healed", DRIVE_HEALED, FaultPlace(stripe=drive.stripe, file=str(drive.path)))
-            log.info("drive %s is well again", drive.path.parent, extra=extra)
+            copies = [copy for drive in self._drives for copy in drive.copies()]
+            return [f"drive {copy.name}: {copy.degraded}" for copy in copies if copy.degraded]

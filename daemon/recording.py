@@ -45,6 +45,7 @@ class Recording:
         self._wanted = wanted
         self._running = False
         self._looked_at = clock()
+        self._unseen = False  # steps since the last look, whose blocks may still be on their way to the drive
         self.path = wanted
         self.failure = ""  # any thread
 
@@ -57,12 +58,22 @@ class Recording:
 
     def stepped(self) -> None:
         self._inner.stepped()
-        if self._running and self._clock() - self._looked_at >= LOOK_SECONDS:
-            self._looked_at = self._clock()
-            self._fail(self._model.trace_error())
+        self._unseen = self._running
+        self._look()
 
     def idle(self) -> float | None:
-        return self._inner.idle()
+        wait = self._inner.idle()
+        self._look()
+        if not self._unseen:
+            return wait
+        mine = max(0.0, self._looked_at + LOOK_SECONDS - self._clock())
+        return mine if wait is None else min(wait, mine)
+
+    def _look(self) -> None:
+        if self._unseen and self._clock() - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = self._clock()
+            self._unseen = False
+            self._fail(self._model.trace_error())
 
     def end(self) -> None:
         self._inner.end()
@@ -72,7 +83,7 @@ class Recording:
         """Writes the end; once is enough. After the engine's thread has ended, from any thread."""
         if not self._running:
             return
-        self._running = False
+        self._running = self._unseen = False
         try:
             self._model.trace(None)
         except CoreError as error:

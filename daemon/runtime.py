@@ -26,6 +26,7 @@ from colibri.daemon.generation import LoopWake
 from colibri.daemon.heat_file import Heat, HeatFile
 from colibri.daemon.journal import WEAK_VERIFY, fields_of
 from colibri.daemon.learned_pins import LearnedPins
+from colibri.daemon.lookahead import lookahead_message
 from colibri.daemon.machine import anonymous_bytes
 from colibri.daemon.opening import EXIT_CONFIG, EXIT_TEMPORARY, Opened, StartError, pins_wanted
 from colibri.daemon.recording import Recording
@@ -71,7 +72,7 @@ class CoreRuntime:
         self._model: core.Model | None = None
         self._engine: Engine | None = None
         self._store: SessionStore | None = None
-        self._drives = Drives(opened.container.stripe_paths)
+        self._drives = Drives(opened.container.stripe_paths, mirrors=opened.container.mirror_paths)
         self._care: DriveCare | None = None
         self._pins: LearnedPins | None = None
         self._recording: Recording | None = None
@@ -98,10 +99,11 @@ class CoreRuntime:
             log.warning("%s", remark, extra=fields_of("weak-verify", WEAK_VERIFY))
 
     def look(self) -> RuntimeView:
-        table = self._opened.table
+        table, lookahead = self._opened.table, None
         if self._engine is not None:
             assert self._model is not None
             self._drives.update(self._model.drive_stats())
+            lookahead = lookahead_message(self._opened.options.lookahead, self._model.stats())
         fraction = self._care.fraction if self._care is not None else None
         warming = self._pins is not None and self._pins.warming
         doing = [f"reading hot experts ahead, {self._warmed() / MIB:,.0f} MiB by now"] if warming else []
@@ -116,6 +118,7 @@ class CoreRuntime:
             expert_slots=table.expert_slots,
             warming=warming,
             scrub_fraction=fraction,
+            lookahead=lookahead,
         )
 
     def _warmed(self) -> int:
@@ -157,7 +160,10 @@ class CoreRuntime:
         """Raises CoreError for the first stripe that cannot be opened; the others are tried all the same."""
         assert self._engine is not None
         assert self._model is not None
-        self._engine.between_steps(self._model.reopen_stripes)
+        try:
+            self._engine.between_steps(self._model.reopen_stripes)
+        finally:
+            self._drives.update(self._model.drive_stats())
 
     def load_progress(self) -> tuple[int, int]:
         if self._model is None:

@@ -26,7 +26,8 @@ _MIB = 1 << 20
 @dataclass(frozen=True)
 class RuntimeView:
     """What the runtime knows of model, drives and memory. `remarks`: what is less than it could be; `doing`: what it
-    does beside the generations, in words; `scrub_fraction`: of the pass under way, None without one."""
+    does beside the generations, in words; `scrub_fraction`: of the pass under way, None without one; `lookahead`: None
+    while loading."""
 
     drives: Sequence[DriveView] = ()
     remarks: tuple[str, ...] = ()
@@ -36,6 +37,7 @@ class RuntimeView:
     expert_slots: int = 0
     warming: bool = False
     scrub_fraction: float | None = None
+    lookahead: admin_pb2.Lookahead | None = None
 
 
 class StatsRuntime(Protocol):
@@ -86,6 +88,7 @@ class StatsSource:
             experts=view.experts,
             expert_slots=view.expert_slots,
             warming=view.warming,
+            lookahead=view.lookahead,
         )
         if view.scrub_fraction is not None:
             stats.scrub_fraction = view.scrub_fraction
@@ -148,4 +151,6 @@ def device_message(drive: DriveView) -> admin_pb2.Device:
         latency_ms_p50=counters.latency_p50_us / 1e3,
         busy_seconds=counters.busy_us / 1e6,
         cpu_seconds=counters.cpu_us / 1e6,
+        mirror_path=str(drive.mirror or ""),
+        mirror_error=drive.mirror_degraded,
     )

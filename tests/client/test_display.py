@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from colibri.client.display import status_lines
+from colibri.client.plain import plain
 from colibri.v1 import admin_service_pb2
 
 Device = admin_service_pb2.Device
+Lookahead = admin_service_pb2.Lookahead
 INFO = admin_service_pb2.GetServerInfoResponse(version="1.2.3", model="tiny")
 
 
@@ -38,6 +42,35 @@ def test_work_memory_and_experts() -> None:
     assert shown["sessions"] == "5.0 MiB on disk"
 
 
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (Lookahead.STATE_OFF, "off"),
+        (Lookahead.STATE_ON, "on"),
+        (Lookahead.STATE_TRYING, "auto, being tried"),
+        (Lookahead.STATE_WINNING, "auto, on since it won its last trial"),
+        (Lookahead.STATE_LOSING, "auto, off since it did not win its last trial"),
+    ],
+)
+def test_lookahead_is_told_with_its_switch_and_with_what_came_of_it(
+    state: admin_service_pb2.Lookahead.State, words: str
+) -> None:
+    idle = admin_service_pb2.Stats(experts=8, expert_slots=4, lookahead=Lookahead(state=state))
+    assert lines(idle)["lookahead"] == words
+    used = Lookahead(state=state, predicted=8, right=6, read_bytes=5 << 20, wasted_bytes=1 << 20, saved_seconds=2.5)
+    busy = admin_service_pb2.Stats(experts=8, expert_slots=4, lookahead=used)
+    assert lines(busy)["lookahead"] == (
+        f"{words}; 75.0% of 8 guesses right, 5.0 MiB read ahead, 1.0 MiB of them wasted, about 2.5 s of waiting saved"
+    )
+    assert plain(busy)["lookahead"]["state"] == Lookahead.State.Name(state)
+
+
+def test_lookahead_is_not_told_where_nothing_is_to_be_read_or_by_an_older_daemon() -> None:
+    resident = admin_service_pb2.Stats(experts=8, expert_slots=8, lookahead=Lookahead(state=Lookahead.STATE_TRYING))
+    assert "lookahead" not in lines(resident)
+    assert "lookahead" not in lines(admin_service_pb2.Stats(experts=8, expert_slots=4))
+
+
 def test_every_drive_has_a_line_with_how_it_reads_and_what_is_wrong() -> None:
     well = Device(path="/a/stripe-000.colibri", backend="io_uring", direct=True, reads=7, read_bytes=5 << 20)
     well.state, well.read_mib_per_second, well.latency_ms_p99 = Device.STATE_OK, 300.0, 4.25
@@ -49,6 +82,17 @@ def test_every_drive_has_a_line_with_how_it_reads_and_what_is_wrong() -> None:
     assert shown["drive 1"] == (
         "/b/stripe-001.colibri: degraded, threads, page cache, mirrored; 0 B read, 0.0 MiB/s, 2 errors, "
         "1 mirror reads; io_uring is refused; layer 1 expert 2: \\x1b[31mtoo bad"
+    )
+
+
+def test_a_bad_mirror_is_told_as_the_mirror_s() -> None:
+    device = Device(
+        path="/a/stripe-000.colibri", backend="threads", direct=True, has_mirror=True, state=Device.STATE_OK
+    )
+    device.mirror_path, device.mirror_error = "/b/mirror-000.colibri", "layer 1 expert 2: too bad"
+    assert lines(admin_service_pb2.Stats(devices=[device]))["drive 0"] == (
+        "/a/stripe-000.colibri: ok, threads, O_DIRECT, mirrored; 0 B read, 0.0 MiB/s; its mirror /b/mirror-000.colibri "
+        "is degraded: layer 1 expert 2: too bad"
     )
 
 

@@ -126,6 +126,8 @@ def test_lookahead_changes_no_bit_and_its_counters_fit_each_other(
     tiny_int4: Tiny, expected: F32, record_bytes: int, slots: int, lookahead: Literal["auto", "on", "off"]
 ) -> None:
     with opened(tiny_int4, expert_slots=slots, ring_slots=4, lookahead=lookahead) as model:
+        assert model.stats().lookahead_active == (lookahead == "on"), "known before the first step"
+        assert model.stats().lookahead_trying == (lookahead == "auto")
         seqs = [model.sequence() for _ in range(3)]
         loaded = 0
         for position, token in enumerate(TOKENS):

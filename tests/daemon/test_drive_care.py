@@ -18,7 +18,7 @@ from colibri.daemon.drives import Drives
 from colibri.daemon.scrub_file import SCRUB_FILE, ScrubFile
 from testkit.damage import Extent, copy_of, extents
 from testkit.drive_counters import Counters
-from testkit.models import Tiny
+from testkit.models import Tiny, packed
 
 RATE = 1e6
 
@@ -37,7 +37,7 @@ class Scene:
     reopen_error: StorageError | None = None
 
     def __post_init__(self) -> None:
-        self.drives = Drives(self.container.stripe_paths, lambda: self.time)
+        self.drives = Drives(self.container.stripe_paths, lambda: self.time, self.container.mirror_paths)
         self.counters()
 
     def counters(self, **of_all: object) -> None:
@@ -273,3 +273,62 @@ def test_a_thread_that_fails_says_so(scene: Scene) -> None:
     assert "who knows" in care.failure
     care.close()
     assert all(thread.name != "drives" for thread in threading.enumerate())
+
+
+@pytest.fixture
+def mirrored(tiny: Tiny, tmp_path: Path) -> Scene:
+    copy = packed(tiny.checkpoint, tmp_path / "mirrored", "all=f32", [1, 1], mirror=True)
+    return Scene(tmp_path, open_container(copy.folders[0], copy.folders[1:]), extents(copy))
+
+
+def test_a_finding_in_a_mirror_degrades_the_mirror_and_not_the_stripe_beside_which_it_was_found(
+    mirrored: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    (layer, expert), record = next(iter(mirrored.places.items()))
+    stripe = mirrored.container.stripe_paths.index(record[0].path)
+    path = mirrored.container.mirror_paths[stripe]
+    assert path is not None
+    bad = Extent(path, record[0].offset, record[0].bytes)
+    bad.flip()
+    care = mirrored.care()
+    mirrored.pass_over(care)
+    (remark,) = mirrored.drives.remarks()
+    place = f"layer {layer} expert {expert}: {bad.bytes} bytes at offset {bad.offset}"
+    assert remark.startswith(
+        f"drive {path.parent} (mirror of stripe {stripe}): {place} of the mirror of stripe {stripe} ({path}): CRC-32C"
+    )
+    assert [view.degraded for view in mirrored.drives.views()] == ["", ""]
+    (line,) = [r for r in caplog.records if r.getMessage().startswith("scrub: layer")]
+    assert (vars(line)["COLIBRI_FILE"], vars(line)["COLIBRI_DRIVE"]) == (str(path), str(path.parent))
+
+    care._save()
+    mirrored.drives = Drives(mirrored.container.stripe_paths, mirrors=mirrored.container.mirror_paths)
+    mirrored.counters()
+    again = mirrored.care(rate=0)
+    for number, text in again._state.bad:
+        mirrored.drives.found_bad(number, text)
+    assert mirrored.drives.remarks() == [remark], "it outlives a restart"
+    again.once()
+    assert mirrored.drives.remarks() == [remark], "read again, and still bad"
+    bad.flip()
+    again.retry_now()
+    again.once()
+    assert mirrored.drives.remarks() == []
+
+
+def test_a_bad_mirror_does_not_keep_its_healed_stripe_degraded(mirrored: Scene) -> None:
+    record = next(iter(mirrored.places.values()))
+    stripe = mirrored.container.stripe_paths.index(record[0].path)
+    path = mirrored.container.mirror_paths[stripe]
+    assert path is not None
+    both = record[0], Extent(path, record[0].offset, record[0].bytes)
+    for copy in both:
+        copy.flip()
+    care = mirrored.care()
+    mirrored.pass_over(care)
+    assert len(mirrored.drives.remarks()) == 2
+    both[0].flip()
+    care.retry_now()
+    care.once()
+    (remark,) = mirrored.drives.remarks()
+    assert f"(mirror of stripe {stripe})" in remark

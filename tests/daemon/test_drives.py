@@ -77,7 +77,7 @@ def test_a_drive_heals_when_its_places_are_good_and_the_core_has_reopened_it(cap
     drives = Drives(FILES)
     drives.update([Counters(), Counters(degraded=True, last_error=bad())])
     lines(caplog)
-    assert drives.bad_places() == [(1, bad())]
+    assert drives.bad_places() == [(1, bad(), False)]
     drives.healed(1)
     assert lines(caplog) == []
     assert drives.remarks(), "the core still says so"
@@ -121,3 +121,86 @@ def test_an_error_without_a_place_names_the_drive_s_own_file(caplog: pytest.LogC
     drives.update([Counters(degraded=True), Counters()])
     (line,) = lines(caplog)
     assert (vars(line)["COLIBRI_FILE"], vars(line)["COLIBRI_DRIVE"]) == (str(FILES[0]), "/a")
+
+
+# ---- a mirror's own state --------------------------------------------------------------------------------------------
+
+MIRRORS = [Path("/b/mirror-000.colibri"), Path("/a/mirror-001.colibri")]
+
+
+def bad_mirror(expert: int = 5) -> str:
+    return f"layer 3 expert {expert}: 4096 bytes at offset 8192 of the mirror of stripe 1 ({MIRRORS[1]}): CRC-32C is 1"
+
+
+def test_a_bad_mirror_is_named_and_its_stripe_s_drive_stays_well(caplog: pytest.LogCaptureFixture) -> None:
+    drives = Drives(FILES, mirrors=MIRRORS)
+    drives.update([Counters(mirror=True), Counters(mirror=True)])
+    drives.found_bad(1, bad_mirror())
+    (line,) = lines(caplog)
+    assert line.getMessage() == f"drive /a (mirror of stripe 1) is degraded: {bad_mirror()}"
+    assert (vars(line)["COLIBRI_FILE"], vars(line)["COLIBRI_DRIVE"]) == (str(MIRRORS[1]), "/a")
+    assert [(view.degraded, view.mirror, view.mirror_degraded) for view in drives.views()] == [
+        ("", MIRRORS[0], ""),
+        ("", MIRRORS[1], bad_mirror()),
+    ]
+    assert drives.remarks() == [f"drive /a (mirror of stripe 1): {bad_mirror()}"]
+    drives.healed(1, mirror=True)
+    assert drives.remarks() == []
+    (line,) = lines(caplog)
+    assert line.getMessage() == "drive /a (mirror of stripe 1) is well again"
+    assert (vars(line)["COLIBRI_FILE"], vars(line)["COLIBRI_EVENT"]) == (str(MIRRORS[1]), "drive-healed")
+
+
+def test_the_same_place_of_both_copies_is_two_places_that_heal_each_for_itself() -> None:
+    drives = Drives(FILES, mirrors=MIRRORS)
+    drives.found_bad(1, bad())
+    drives.found_bad(1, bad_mirror())
+    assert drives.bad_places() == [(1, bad(), False), (1, bad_mirror(), True)]
+    drives.healed(1)
+    assert drives.bad_places() == [(1, bad_mirror(), True)]
+    drives.healed(1, mirror=True)
+    assert drives.bad_places() == []
+
+
+# ---- what the core says late, or again -------------------------------------------------------------------------------
+
+
+def test_counters_from_before_a_healing_bring_nothing_back() -> None:
+    drives = Drives(FILES)
+    ill = Counters(degraded=True, checksum_errors=2, last_error=bad())
+    drives.update([Counters(), ill])
+    drives.healed(1)
+    drives.update([Counters(), ill])  # taken before the stripe was opened anew
+    drives.update([Counters(), Counters(checksum_errors=2)])
+    assert drives.remarks() == []
+    assert drives.bad_places() == []
+
+
+def test_a_place_that_goes_bad_again_after_a_healing_is_noted_again() -> None:
+    drives = Drives(FILES)
+    drives.update([Counters(), Counters(degraded=True, checksum_errors=2, last_error=bad())])
+    drives.healed(1)
+    drives.update([Counters(), Counters(checksum_errors=2)])
+    drives.update([Counters(), Counters(degraded=True, checksum_errors=4, last_error=bad())])
+    drives.update([Counters(), Counters(checksum_errors=4)])
+    assert drives.bad_places() == [(1, bad(), False)]
+
+
+def test_a_stripe_that_the_core_goes_on_to_distrust_is_still_to_be_tried() -> None:
+    drives = Drives(FILES)
+    ill = Counters(degraded=True, checksum_errors=2, last_error=bad())
+    drives.update([Counters(), ill])
+    drives.healed(1)
+    drives.update([Counters(), ill])  # it could not be opened anew
+    assert drives.remarks() == [f"drive /b: {bad()}"]
+    assert drives.bad_places() == [(1, bad(), False)]
+
+
+def test_an_error_beyond_the_remembered_places_is_counted_once_however_often_it_is_looked_at() -> None:
+    drives = Drives(FILES)
+    for expert in range(MAX_PLACES):
+        drives.found_bad(1, bad(expert=expert))
+    for _ in range(5):
+        drives.update([Counters(), Counters(degraded=True, errors=1, last_error=bad(expert=MAX_PLACES))])
+    drives.update([Counters(), Counters(errors=1)])
+    assert drives.remarks()[0].endswith(f"(and {MAX_PLACES} more)")

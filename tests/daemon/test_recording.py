@@ -70,6 +70,21 @@ def test_what_stops_it_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
 
 
+def test_what_stops_it_behind_the_last_step_is_said_while_nothing_runs(tmp_path: Path) -> None:
+    now = 0.0
+    model = Recorder()
+    recording = Recording(model, tmp_path / "t", NoUpkeep(), clock=lambda: now)
+    recording.begin()
+    assert recording.idle() is None, "no step, nothing to look for"
+    recording.stepped()
+    model.error = StorageError("trace: write failed: No space left on device")
+    assert recording.idle() == LOOK_SECONDS
+    assert recording.failure == ""
+    now += LOOK_SECONDS
+    assert recording.idle() is None
+    assert "No space left" in recording.failure
+
+
 def test_a_daemon_records_what_it_serves_and_a_restart_begins_a_new_file(tmp_path: Path, tiny: Tiny) -> None:
     config = write_config(tmp_path / "d", tiny, trace=str(tmp_path / "routing"), expert_slots=4)
     answers = []

@@ -129,8 +129,11 @@ def test_the_drives_are_shown_each_with_its_numbers_and_its_state(tmp_path: Path
         mirror=True,
         note="no registered buffers",
     )
-    drives = Drives(FILES)
+    mirror = Path("/a/mirror-001.colibri")
+    broken = f"layer 0 expert 7: 5 bytes at offset 0 of the mirror of stripe 1 ({mirror}): CRC-32C is 1"
+    drives = Drives(FILES, mirrors=[None, mirror])
     drives.update([Counters(direct=False), ill])
+    drives.found_bad(1, broken)
 
     async def work() -> None:
         async with daemon(tmp_path) as running:
@@ -143,6 +146,7 @@ def test_the_drives_are_shown_each_with_its_numbers_and_its_state(tmp_path: Path
                 expert_slots=4,
                 warming=True,
                 scrub_fraction=0.25,
+                lookahead=admin_pb2.Lookahead(state=admin_pb2.Lookahead.STATE_LOSING, predicted=4, right=3),
             )
             stats = await until(running, lambda stats: stats.state == Stats.STATE_DEGRADED)
             well, bad = stats.devices
@@ -166,15 +170,22 @@ def test_the_drives_are_shown_each_with_its_numbers_and_its_state(tmp_path: Path
                 latency_ms_p99=9.0,
                 busy_seconds=2.5,
                 cpu_seconds=0.25,
+                mirror_path=str(mirror),
+                mirror_error=broken,
             )
-            assert list(stats.degraded) == ["drive /b: layer 1 expert 2: too bad"]
+            assert list(stats.degraded) == [
+                "drive /b: layer 1 expert 2: too bad",
+                f"drive /a (mirror of stripe 1): {broken}",
+            ]
             assert (stats.planned_bytes, stats.experts, stats.expert_slots, stats.warming) == (99, 16, 4, True)
             assert stats.scrub_fraction == 0.25
+            assert stats.lookahead == running.runtime.view.lookahead
             for words in ("reading hot experts ahead", "degraded: drive /b: layer 1 expert 2: too bad"):
                 assert words in stats.detail
             running.runtime.view = RuntimeView()
             stats = await until(running, lambda stats: stats.state == Stats.STATE_READY)
             assert not stats.HasField("scrub_fraction")
+            assert not stats.HasField("lookahead")
 
     run(work)
 
@@ -200,7 +211,7 @@ def test_session_bytes_are_those_of_the_state_folder(tmp_path: Path) -> None:
             logs = sum(path.stat().st_size for path in (tmp_path / "state").glob("sessions/*/*/*.*"))
             pages = sum(path.stat().st_size for path in (tmp_path / "state").glob("pages/*/*"))
             assert stats.session_bytes == logs + pages > pages > 0
-            assert not stats.session_quota_bytes
+            assert not stats.HasField("session_quota_bytes"), "none is configured"
 
     run(work)
 

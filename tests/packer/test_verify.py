@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,62 @@ def test_a_cut_stripe_is_one_fault_and_two_missing_ones_are_two(folders: list[Pa
     (folders[1] / "stripe-001.colibri").unlink()
     missing = faults(folders)
     assert [text.split(":")[0] for text in missing] == [f"stripe {number} of 2 is missing" for number in (0, 1)]
+
+
+# ---- a stripe that is not this container's, or not in its place: one fault, not one for each of its extents ----------
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three stripes of equal weight."""
+    root = tmp_path_factory.mktemp("three")
+    folders = [root / name for name in "abc"]
+    pack_folder(write_td(root / "td"), folders, weights=[1, 1, 1])
+    return folders
+
+
+def stripes_of(folders: list[Path]) -> list[Path]:
+    return [folder / f"stripe-{number:03d}.colibri" for number, folder in enumerate(folders)]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_stripe_of_another_container_is_one_fault(three: list[Path], tmp_path: Path, number: int) -> None:
+    folders = copy_container(three, tmp_path / "ours")
+    other = [tmp_path / "other" / name for name in "abc"]
+    other[0].parent.mkdir()
+    pack_folder(write_td(tmp_path / "td"), other, weights=[1, 1, 1])
+    ours, foreign = stripes_of(folders)[number], stripes_of(other)[number]
+    assert foreign.stat().st_size == ours.stat().st_size, "nothing but its header tells it apart"
+    shutil.copyfile(foreign, ours)
+    (found,) = faults(folders)
+    assert str(ours) in found
+    assert "belongs to container" in found
+
+
+def test_stripes_whose_contents_are_swapped_are_one_fault_each(three: list[Path], tmp_path: Path) -> None:
+    folders = copy_container(three, tmp_path)
+    first, second = stripes_of(folders)[1:]
+    kept = first.read_bytes()
+    shutil.copyfile(second, first)
+    second.write_bytes(kept)
+    assert faults(folders) == [
+        f"{first}: holds stripe 2 by its header: swapped with {second.name}?",
+        f"{second}: holds stripe 1 by its header: swapped with {first.name}?",
+    ]
+
+
+def test_stripes_that_have_changed_their_folders_are_no_fault(three: list[Path], tmp_path: Path) -> None:
+    folders = copy_container(three, tmp_path)
+    first, second = stripes_of(folders)[1:]
+    first.rename(folders[2] / first.name)
+    second.rename(folders[1] / second.name)
+    assert faults(folders) == []
+
+
+@pytest.mark.parametrize("size", [0, 50, 4096, 20_000, -1])
+def test_a_stripe_that_was_cut_anywhere_is_one_fault(three: list[Path], tmp_path: Path, size: int) -> None:
+    folders = copy_container(three, tmp_path)
+    path = stripes_of(folders)[2]
+    os.truncate(path, size if size >= 0 else path.stat().st_size + size)
+    (found,) = faults(folders)
+    assert str(path) in found

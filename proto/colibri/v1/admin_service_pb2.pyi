@@ -54,7 +54,7 @@ class WatchStatsRequest(_message.Message):
     def __init__(self, interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., expert_heat: bool = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("state", "detail", "load_fraction", "queued", "running", "decode_tokens_per_second", "prefill_tokens_per_second", "expert_hit_ratio", "devices", "resident_bytes", "pinned_experts", "session_bytes", "session_quota_bytes", "expert_heat", "generations", "degraded", "expert_hits", "expert_loads", "expert_read_bytes", "planned_bytes", "experts", "expert_slots", "warming", "scrub_fraction")
+    __slots__ = ("state", "detail", "load_fraction", "queued", "running", "decode_tokens_per_second", "prefill_tokens_per_second", "expert_hit_ratio", "devices", "resident_bytes", "session_bytes", "session_quota_bytes", "expert_heat", "generations", "degraded", "expert_hits", "expert_loads", "expert_read_bytes", "planned_bytes", "experts", "expert_slots", "warming", "scrub_fraction", "lookahead")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Stats.State]
@@ -77,7 +77,6 @@ class Stats(_message.Message):
     EXPERT_HIT_RATIO_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PINNED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     SESSION_BYTES_FIELD_NUMBER: _ClassVar[int]
     SESSION_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXPERT_HEAT_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +90,7 @@ class Stats(_message.Message):
     EXPERT_SLOTS_FIELD_NUMBER: _ClassVar[int]
     WARMING_FIELD_NUMBER: _ClassVar[int]
     SCRUB_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     state: Stats.State
     detail: str
     load_fraction: float
@@ -101,7 +101,6 @@ class Stats(_message.Message):
     expert_hit_ratio: float
     devices: _containers.RepeatedCompositeFieldContainer[Device]
     resident_bytes: int
-    pinned_experts: int
     session_bytes: int
     session_quota_bytes: int
     expert_heat: bytes
@@ -115,10 +114,47 @@ class Stats(_message.Message):
     expert_slots: int
     warming: bool
     scrub_fraction: float
-    def __init__(self, state: _Optional[_Union[Stats.State, str]] = ..., detail: _Optional[str] = ..., load_fraction: _Optional[float] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., decode_tokens_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., expert_hit_ratio: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., resident_bytes: _Optional[int] = ..., pinned_experts: _Optional[int] = ..., session_bytes: _Optional[int] = ..., session_quota_bytes: _Optional[int] = ..., expert_heat: _Optional[bytes] = ..., generations: _Optional[_Iterable[_Union[_types_pb2.Generation, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., expert_hits: _Optional[int] = ..., expert_loads: _Optional[int] = ..., expert_read_bytes: _Optional[int] = ..., planned_bytes: _Optional[int] = ..., experts: _Optional[int] = ..., expert_slots: _Optional[int] = ..., warming: bool = ..., scrub_fraction: _Optional[float] = ...) -> None: ...
+    lookahead: Lookahead
+    def __init__(self, state: _Optional[_Union[Stats.State, str]] = ..., detail: _Optional[str] = ..., load_fraction: _Optional[float] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., decode_tokens_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., expert_hit_ratio: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., resident_bytes: _Optional[int] = ..., session_bytes: _Optional[int] = ..., session_quota_bytes: _Optional[int] = ..., expert_heat: _Optional[bytes] = ..., generations: _Optional[_Iterable[_Union[_types_pb2.Generation, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., expert_hits: _Optional[int] = ..., expert_loads: _Optional[int] = ..., expert_read_bytes: _Optional[int] = ..., planned_bytes: _Optional[int] = ..., experts: _Optional[int] = ..., expert_slots: _Optional[int] = ..., warming: bool = ..., scrub_fraction: _Optional[float] = ..., lookahead: _Optional[_Union[Lookahead, _Mapping]] = ...) -> None: ...
+
+class Lookahead(_message.Message):
+    __slots__ = ("state", "predicted", "right", "loads", "read_bytes", "wasted_bytes", "late", "saved_seconds", "spent_seconds")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[Lookahead.State]
+        STATE_OFF: _ClassVar[Lookahead.State]
+        STATE_ON: _ClassVar[Lookahead.State]
+        STATE_TRYING: _ClassVar[Lookahead.State]
+        STATE_WINNING: _ClassVar[Lookahead.State]
+        STATE_LOSING: _ClassVar[Lookahead.State]
+    STATE_UNSPECIFIED: Lookahead.State
+    STATE_OFF: Lookahead.State
+    STATE_ON: Lookahead.State
+    STATE_TRYING: Lookahead.State
+    STATE_WINNING: Lookahead.State
+    STATE_LOSING: Lookahead.State
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WASTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    SAVED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SPENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    state: Lookahead.State
+    predicted: int
+    right: int
+    loads: int
+    read_bytes: int
+    wasted_bytes: int
+    late: int
+    saved_seconds: float
+    spent_seconds: float
+    def __init__(self, state: _Optional[_Union[Lookahead.State, str]] = ..., predicted: _Optional[int] = ..., right: _Optional[int] = ..., loads: _Optional[int] = ..., read_bytes: _Optional[int] = ..., wasted_bytes: _Optional[int] = ..., late: _Optional[int] = ..., saved_seconds: _Optional[float] = ..., spent_seconds: _Optional[float] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("path", "read_bytes", "read_mib_per_second", "latency_ms_p99", "stripe", "state", "reads", "retries", "errors", "checksum_errors", "mirror_reads", "last_error", "backend", "direct", "has_mirror", "note", "latency_ms_p50", "busy_seconds", "cpu_seconds")
+    __slots__ = ("path", "read_bytes", "read_mib_per_second", "latency_ms_p99", "stripe", "state", "reads", "retries", "errors", "checksum_errors", "mirror_reads", "last_error", "backend", "direct", "has_mirror", "note", "latency_ms_p50", "busy_seconds", "cpu_seconds", "mirror_path", "mirror_error")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Device.State]
@@ -146,6 +182,8 @@ class Device(_message.Message):
     LATENCY_MS_P50_FIELD_NUMBER: _ClassVar[int]
     BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_PATH_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_ERROR_FIELD_NUMBER: _ClassVar[int]
     path: str
     read_bytes: int
     read_mib_per_second: float
@@ -165,7 +203,9 @@ class Device(_message.Message):
     latency_ms_p50: float
     busy_seconds: float
     cpu_seconds: float
-    def __init__(self, path: _Optional[str] = ..., read_bytes: _Optional[int] = ..., read_mib_per_second: _Optional[float] = ..., latency_ms_p99: _Optional[float] = ..., stripe: _Optional[int] = ..., state: _Optional[_Union[Device.State, str]] = ..., reads: _Optional[int] = ..., retries: _Optional[int] = ..., errors: _Optional[int] = ..., checksum_errors: _Optional[int] = ..., mirror_reads: _Optional[int] = ..., last_error: _Optional[str] = ..., backend: _Optional[str] = ..., direct: bool = ..., has_mirror: bool = ..., note: _Optional[str] = ..., latency_ms_p50: _Optional[float] = ..., busy_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ...) -> None: ...
+    mirror_path: str
+    mirror_error: str
+    def __init__(self, path: _Optional[str] = ..., read_bytes: _Optional[int] = ..., read_mib_per_second: _Optional[float] = ..., latency_ms_p99: _Optional[float] = ..., stripe: _Optional[int] = ..., state: _Optional[_Union[Device.State, str]] = ..., reads: _Optional[int] = ..., retries: _Optional[int] = ..., errors: _Optional[int] = ..., checksum_errors: _Optional[int] = ..., mirror_reads: _Optional[int] = ..., last_error: _Optional[str] = ..., backend: _Optional[str] = ..., direct: bool = ..., has_mirror: bool = ..., note: _Optional[str] = ..., latency_ms_p50: _Optional[float] = ..., busy_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., mirror_path: _Optional[str] = ..., mirror_error: _Optional[str] = ...) -> None: ...
 
 class GetMetricsRequest(_message.Message):
     __slots__ = ()

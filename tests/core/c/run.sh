@@ -45,3 +45,4 @@ build_core tsan thread
 run_test tsan thread "$here/test_engine.c" 60
 run_test tsan thread "$here/test_overlap.c"
 run_test tsan thread "$here/test_io.c"
+run_test tsan thread "$here/test_trace.c"

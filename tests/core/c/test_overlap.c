@@ -291,7 +291,9 @@ static void test_auto_begins_with_a_trial_and_then_decides(const tiny_model *t) 
         cl_model_stats stats;
         cl_model_get_stats(m, &stats);
         guessed[i / CL_TRIAL_WINDOW] = stats.lookahead_predicted;
-        CHECK(stats.lookahead_active == 0 || i == CL_TRIAL_WINDOWS * CL_TRIAL_WINDOW - 1);
+        int is_last = i == CL_TRIAL_WINDOWS * CL_TRIAL_WINDOW - 1;
+        CHECK(stats.lookahead_active == 0 || is_last);
+        CHECK(stats.lookahead_trying == !is_last);
     }
     CHECK(guessed[0] == 0);
     for (int w = 1; w < CL_TRIAL_WINDOWS; w++) CHECK((guessed[w] > guessed[w - 1]) == w % 2);
