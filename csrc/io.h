@@ -26,6 +26,7 @@ typedef struct cl_task {
     cl_attempt attempt;
     uint32_t queued;         /* not all of it has been handed out */
     uint32_t check;          /* compare checksums in this attempt */
+    uint32_t replacements;   /* of the drive's files when this attempt began */
     uint32_t in_flight;      /* requests handed out and not back */
     uint64_t issued;         /* bytes handed out */
     uint64_t request_bytes;  /* how many at a time */

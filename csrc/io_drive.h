@@ -98,6 +98,7 @@ typedef struct cl_drive {
     uint32_t in_flight; /* requests handed out and not arrived */
     uint32_t idle_in_flight; /* of those, how many of priority CL_READ_IDLE */
     uint32_t paused;    /* hand out nothing: the files are being changed */
+    uint32_t replacements; /* how often they have been */
     uint32_t stop;
     uint64_t busy_since_us; /* while in_flight */
     uint32_t degraded;

@@ -192,6 +192,7 @@ static void replace_file(cl_drive *d, cl_file *file, const cl_file *fresh) {
     while (d->in_flight) pthread_cond_wait(&d->idle, &d->mutex);
     close_file(file);
     *file = *fresh;
+    d->replacements++;
     d->backend->files_changed(d);
     d->paused = 0;
     d->backend->wake(d, d->depth);

@@ -75,6 +75,8 @@ cl_slot_state cl_store_state(cl_slot *slot) {
     return atomic_load(&slot->read.failed) ? CL_SLOT_FAILED : CL_SLOT_READY;
 }
 
+/* A failure belongs to the record that was read, not to the slot: the next record may come into it without a read of
+ * its own (cache.c, move_up). */
 void cl_store_forget(cl_store *store, cl_slot *slot) {
     if (slot->layer < 0) return;
     cl_store_layer *layer = &store->layers[slot->layer];
@@ -82,6 +84,7 @@ void cl_store_forget(cl_store *store, cl_slot *slot) {
     layer->is_stale = 1;
     slot->layer = -1;
     slot->fresh = 0;
+    atomic_store(&slot->read.failed, 0);
     if (!cl_store_in_cache(store, slot)) return;
     store->cache_empty++;
     uint64_t at = (uint64_t)(slot - store->slots);

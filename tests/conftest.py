@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadScopeScheduling":
     from xdist.scheduler import LoadScopeScheduling
 
-    class FilesTogether(LoadScopeScheduling):
+    class FilesTogether(LoadScopeScheduling):  # type: ignore[misc]  # the plugin has no types
         def _split_scope(self, nodeid: str) -> str:
             return scope(nodeid)
 

@@ -32,6 +32,8 @@ class Job:
     slots: int = 0
     memory_bytes: int = 0
     io_backend: str = "auto"
+    lookahead: str = "auto"
+    ring_slots: int = 2  # for decoding
     tokens: int = 32
     warm_tokens: int = 32
     rounds: int = 1
@@ -85,7 +87,9 @@ def _options(container: Any, job: Job, **more: Any) -> Any:
     from colibri.daemon.machine import anonymous_bytes
 
     def of(slots: int) -> Any:
-        settings: dict[str, Any] = {"io_backend": job.io_backend, "threads": job.threads, **more}
+        settings: dict[str, Any] = {
+            "io_backend": job.io_backend, "lookahead": job.lookahead, "threads": job.threads, **more
+        }  # fmt: skip
         return ModelOptions(expert_slots=slots, **settings)
 
     every = sum(layer.experts for layer in container.manifest.expert_layers)
@@ -120,7 +124,12 @@ def _decode(job: Job) -> dict[str, Any]:
     length = PROMPT + job.warm_tokens + job.tokens
     with _open(job) as container:
         options = _options(
-            container, job, kv_pages=length // 64 + 2, max_context=length + 64, pass_tokens=PROMPT, ring_slots=2
+            container,
+            job,
+            kv_pages=length // 64 + 2,
+            max_context=length + 64,
+            pass_tokens=PROMPT,
+            ring_slots=job.ring_slots,
         )
         stream = list(islice(token_stream(container.manifest.spec.vocab_size, job.seed), length))
         with Model(container, options) as model:
@@ -148,7 +157,15 @@ def _decode(job: Job) -> dict[str, Any]:
             touched = touched_bytes(container, options, PROMPT + job.warm_tokens + job.tokens // 2)
     return _report(options, before, after, drives_before, drives_after) | {
         "seconds": seconds, "warm_seconds": warm, "hits": hits, "loads": loads, "touched_bytes": touched,
+        "lookahead": _lookahead(before, after),
     }  # fmt: skip
+
+
+def _lookahead(before: Any, after: Any) -> dict[str, int]:
+    """The growth of lookahead's counters; "active": whether it was left on."""
+    names = ("predicted", "right", "loads", "bytes", "wasted_bytes", "late", "saved_us", "us")
+    grown = {name: getattr(after, f"lookahead_{name}") - getattr(before, f"lookahead_{name}") for name in names}
+    return grown | {"active": after.lookahead_active}
 
 
 def _report(

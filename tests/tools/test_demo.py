@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,10 +79,8 @@ def test_the_second_run_packs_nothing_and_stop_ends_it(
     first: "subprocess.CompletedProcess[str]", cache_home: Path
 ) -> None:
     assert first.returncode == 0
-    started = time.monotonic()
     again = run_demo(cache_home)
     assert again.returncode == 0, again.stderr
-    assert time.monotonic() - started < 60
     assert "container: there already, and every checksum is right" in again.stdout
     assert "packing" not in again.stderr
     assert "The capital of France is Paris." in again.stdout

@@ -68,7 +68,8 @@ static void check_tables(const cl_store *s) {
             empty += slot->layer < 0;
             pinned += slot->pins > 0;
         }
-        if (slot->layer >= 0) CHECK(s->layers[slot->layer].slot_of[slot->expert] == (int32_t)i);
+        if (slot->layer < 0) CHECK(!slot->loading && !atomic_load(&slot->read.failed));
+        else CHECK(s->layers[slot->layer].slot_of[slot->expert] == (int32_t)i);
     }
     for (uint32_t l = 0; l < s->n_layers; l++)
         for (uint32_t e = 0; e < EXPERTS; e++) {
@@ -183,6 +184,34 @@ static void test_ring(void) {
     }
     CHECK(loads == 0);
     CHECK(cl_store_in_cache(s, &s->slots[s->layers[1].slot_of[4]]));
+    free(f.memory);
+}
+
+/* What moves up from the ring into a slot whose own read has failed is as good as it was. */
+static void test_moving_up_after_a_failure(void) {
+    fixture f;
+    int loaded;
+    fill(&f, 6, 2);
+    cl_store *s = &f.store;
+    cl_slot *good = cl_store_acquire(s, 1, 4, CL_FOR_DECODE, &loaded);
+    cl_cache_touch(s, 1, 4, 1);
+    cl_slot *other = cl_store_acquire(s, 0, 5, CL_FOR_PREFILL, &loaded);
+    CHECK(good && other && !cl_store_in_cache(s, good) && !cl_store_in_cache(s, other));
+    cl_slot *failing = cl_store_acquire(s, 0, 6, CL_FOR_PREFILL_NOW, &loaded);
+    CHECK(failing && loaded && cl_store_in_cache(s, failing));
+    atomic_store(&failing->read.failed, 1);
+    CHECK(cl_store_state(failing) == CL_SLOT_FAILED);
+    cl_store_release(s, failing);
+    CHECK(failing->layer == -1 && !cl_store_resident(s, 0, 6));
+    cl_store_release(s, other);
+    cl_store_release(s, good);
+    cl_cache_tick(s);
+    CHECK(failing->layer == 1 && failing->expert == 4);
+    CHECK(cl_store_acquire(s, 1, 4, CL_FOR_DECODE, &loaded) == failing && !loaded);
+    CHECK(cl_store_state(failing) == CL_SLOT_READY);
+    cl_store_release(s, failing);
+    CHECK(cl_store_resident(s, 1, 4));
+    check_tables(s);
     free(f.memory);
 }
 
@@ -323,6 +352,7 @@ int main(void) {
     test_victims();
     test_purposes();
     test_ring();
+    test_moving_up_after_a_failure();
     test_waiting();
     test_heat();
     test_written_state();

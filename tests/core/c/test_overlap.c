@@ -203,6 +203,41 @@ static void test_a_broken_record_fails_the_rows_that_want_it(const tiny_model *t
     check_a_broken_record(t, CL_SWITCH_ON);
 }
 
+/* Which tokens fail, each alone at position 0, one step after the other; only the broken record may be named. */
+static void find_failing(const tiny_model *t, uint64_t slots, int32_t lookahead, uint8_t fails[TINY_VOCAB]) {
+    cl_model_options o = t->options;
+    int broken = atomic_load(&broken_record);
+    char name[48];
+    snprintf(name, sizeof name, "layer %d expert %d:", 1 + broken / TINY_EXPERTS, broken % TINY_EXPERTS);
+    o.expert_slots = slots;
+    o.lookahead = lookahead;
+    cl_model *m = open_model(&o);
+    for (int32_t token = 0; token < TINY_VOCAB; token++) {
+        cl_row row = {.seq = new_seq(m), .token = token, .sampling = greedy};
+        CHECK(cl_step(m, &row, 1, NULL, 0, 0, NULL) == CL_OK);
+        fails[token] = row.error.code != CL_OK;
+        CHECK(!fails[token] || (row.error.code == CL_IO && strstr(row.error.text, name)));
+        cl_seq_free(row.seq);
+    }
+    cl_model_close(m);
+}
+
+/* Whose slots held a broken record before must not matter: where all have room, each has its own. */
+static void test_a_broken_record_fails_nobody_else_in_a_small_cache(const tiny_model *t) {
+    for (int record = 0; record < RECORDS; record++) {
+        uint8_t expected_fails[TINY_VOCAB], fails[TINY_VOCAB];
+        clear_gate();
+        atomic_store(&broken_record, record);
+        find_failing(t, RECORDS, CL_SWITCH_OFF, expected_fails);
+        for (uint64_t slots = 1; slots <= 4; slots++)
+            for (int on = 0; on < 2; on++) {
+                find_failing(t, slots, on ? CL_SWITCH_ON : CL_SWITCH_OFF, fails);
+                CHECK(memcmp(fails, expected_fails, sizeof fails) == 0);
+            }
+    }
+    clear_gate();
+}
+
 /* ---- lookahead ---- */
 
 /* Holds up one record of the second MoE layer until everything else of the step is done. */
@@ -428,6 +463,7 @@ int main(void) {
     set_expected(&t);
     test_arithmetic_goes_on_while_a_read_is_held_up(&t);
     test_a_broken_record_fails_the_rows_that_want_it(&t);
+    test_a_broken_record_fails_nobody_else_in_a_small_cache(&t);
     test_a_guessed_record_that_is_still_on_its_way_is_waited_for(&t);
     test_auto_begins_with_a_trial_and_then_decides(&t);
     test_a_trial_leaves_the_switch_where_it_wins();
