@@ -8,6 +8,8 @@ and so do all tests of the small real model, which is built once.
 """
 
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +79,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadScopeSc
     return FilesTogether(config, log)
 
 
+def heed_ctrl_c() -> None:
+    """Undo an ignored SIGINT, which background jobs of a shell inherit and hand on to what the tests start."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    heed_ctrl_c()
     config.stash[_skipped] = []
 
 

@@ -1,6 +1,7 @@
 """The rule about skipped tests holds: it fails a session that skips, and spares what the list names."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,19 @@ class TestWorkers:
         result = run_session(tmp_path, "def test_it(small_model): pass\n")
         assert result.returncode != 0
         assert "test_case.py::test_it uses small_model: name its file in SMALL_MODEL_FILES" in result.stderr
+
+
+@pytest.mark.parametrize("options", [(), WORKERS])
+def test_ctrl_c_works_in_what_tests_start_also_where_it_was_ignored(tmp_path: Path, options: tuple[str, ...]) -> None:
+    code = (
+        "import signal, subprocess, sys\n"
+        "def test_it():\n"
+        "    code = 'import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)'\n"
+        "    assert subprocess.check_output([sys.executable, '-c', code]) == b'False\\n'\n"
+    )
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        result = run_session(tmp_path, code, "", *options)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.returncode == 0, result.stdout
