@@ -24,7 +24,7 @@ from colibri.packer.disk import Disk, OutputFile, reaching
 from colibri.packer.encode import TILE_ROWS, cut_rows
 from colibri.packer.errors import FolderError
 from colibri.packer.families import FAMILIES, dense_name, expert_name
-from colibri.packer.folders import make_folders
+from colibri.packer.folders import folders_of, make_folders, refuse_within
 from colibri.packer.layout import align
 from colibri.packer.outputs import PARTIAL
 from colibri.packer.progress import Reporter
@@ -68,12 +68,13 @@ def export(
 ) -> list[str]:
     """Write the checkpoint into the empty or new folder `out`; return the shards' names.
 
-    Raises FolderError for a folder that holds anything or cannot be used, ContainerError for bytes that fail their
-    checksum, DriveError.
+    Raises FolderError for a folder that holds anything, lies inside the container or cannot be used, ContainerError
+    for bytes that fail their checksum, DriveError.
     """
     disk = disk or Disk()
     tensors = _tensors(container.manifest)
     shards = _cut(tensors, dtype, shard_bytes)
+    refuse_within([out], folders_of(container), "the container")
     make_folders([out])
     with reaching(out, "listing"):
         empty = not any(out.iterdir())

@@ -6,12 +6,12 @@ what all its stripes need together; all before the first byte of data.
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from colibri.core.container import DENSE_NAME, MANIFEST_NAME
+from colibri.core.container import DENSE_NAME, MANIFEST_NAME, Container
 from colibri.core.paths import LOCK_NAME, FolderLock
 from colibri.packer.disk import Disk, DriveError, reaching
 from colibri.packer.errors import FolderError
@@ -44,6 +44,22 @@ def check_folders(folders: Sequence[Path]) -> None:
                     raise FolderError(
                         f"{folders[inner]} lies inside {folders[outer]}: a stripe needs a folder of its own"
                     )
+
+
+def refuse_within(folders: Sequence[Path], kept: Iterable[Path], what: str) -> None:
+    """Raises FolderError if one of `folders` is one of `kept` or lies inside it: who removes `what` would remove it."""
+    for outer in dict.fromkeys(kept):
+        for folder in folders:
+            if folder.exists() and folder.samefile(outer):
+                raise FolderError(f"{folder} holds {what}: give another folder")
+            if folder.resolve().is_relative_to(outer.resolve()):
+                raise FolderError(f"{folder} lies inside {outer}, which holds {what}: give another folder")
+
+
+def folders_of(container: Container) -> list[Path]:
+    """Return the folders that hold parts of the container, mirrors included."""
+    paths = (container.dense_path, *container.stripe_paths, *container.mirror_paths)
+    return list(dict.fromkeys(path.parent for path in paths if path is not None))
 
 
 def _check_possible(folder: Path) -> None:

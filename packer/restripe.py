@@ -24,7 +24,7 @@ from colibri.packer.disk import Disk
 from colibri.packer.encode import worker_count
 from colibri.packer.errors import FolderError
 from colibri.packer.finish import sign, small_files
-from colibri.packer.folders import lock_folders, made_folders
+from colibri.packer.folders import folders_of, lock_folders, made_folders, refuse_within
 from colibri.packer.interrupt import held
 from colibri.packer.journal import NO_REPORT, Done, DoneDense, DoneRecord, journal_exists
 from colibri.packer.layout import LayoutError, place_experts
@@ -153,12 +153,8 @@ def _move_locked(
 
 
 def refuse_own_folders(container: Container, folders: Sequence[Path]) -> None:
-    """Raises FolderError if one of `folders` is the container's own."""
-    paths = (container.dense_path, *container.stripe_paths, *container.mirror_paths)
-    for folder in folders:
-        for own in {path.parent for path in paths if path is not None}:
-            if folder.exists() and folder.samefile(own):
-                raise FolderError(f"{folder} holds the container that is to be moved: give another folder")
+    """Raises FolderError if one of `folders` is the container's own or lies inside one of those."""
+    refuse_within(folders, folders_of(container), "the container that is to be moved")
 
 
 def _finished(disk: Disk, plan: MovePlan, folders: list[Path], reporter: Reporter) -> manifest_pb2.Manifest:

@@ -21,6 +21,7 @@ from colibri.packer.folders import (
     made_folders,
     needs_of,
     refuse_in_use,
+    refuse_within,
     require_empty,
     require_room,
 )
@@ -78,10 +79,8 @@ def check_pack(checkpoint: Checkpoint, plan: PackPlan, folders: Sequence[Path], 
 
 
 def refuse_source(checkpoint: Checkpoint, folders: Sequence[Path]) -> None:
-    """Raises FolderError if one of `folders` is that of the checkpoint."""
-    for folder in folders:
-        if folder.exists() and folder.samefile(checkpoint.folder):
-            raise FolderError(f"{folder} is the checkpoint itself")
+    """Raises FolderError if one of `folders` is that of the checkpoint or lies inside it."""
+    refuse_within(folders, [checkpoint.folder], "the checkpoint")
 
 
 def _pack_locked(

@@ -144,6 +144,14 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
         export(opened, tmp_path / "tq", Silent())
 
 
+def test_a_folder_inside_the_container_is_refused(tmp_path: Path) -> None:
+    pack_folder(write_tq(tmp_path / "tq"), [tmp_path / "out"])
+    inside = tmp_path / "out" / "sub"
+    with open_container(tmp_path / "out") as opened, pytest.raises(FolderError, match=r"sub lies inside .*out, which"):
+        export(opened, inside, Silent())
+    assert not inside.exists()
+
+
 def test_the_dense_file_is_readable_by_other_tools(tmp_path: Path) -> None:
     manifest = pack_folder(write_tq(tmp_path / "tq"), [tmp_path / "out"], precision="head=int4,embedding=bf16")
     with safe_open(tmp_path / "out" / "dense.safetensors", "pt") as file:

@@ -42,11 +42,11 @@ def inside(_: Path, here: Path) -> tuple[list[Path], str]:
 
 
 def the_source(source: Path, _: Path) -> tuple[list[Path], str]:
-    return [source], "tq is the checkpoint itself"
+    return [source], "tq holds the checkpoint"
 
 
 def a_stripe_in_the_source(source: Path, here: Path) -> tuple[list[Path], str]:
-    return [here / "z", source], "tq is the checkpoint itself"
+    return [here / "z", source], "tq holds the checkpoint"
 
 
 def not_empty(_: Path, here: Path) -> tuple[list[Path], str]:

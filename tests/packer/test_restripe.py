@@ -211,6 +211,10 @@ def test_a_mirror_gives_what_a_stripe_has_lost(source: Path, original: list[Path
 def test_the_container_s_own_folders_and_folders_in_use_are_refused(original: list[Path], tmp_path: Path) -> None:
     with pytest.raises(FolderError, match="holds the container that is to be moved"):
         move_folder(original, [tmp_path / "a", original[1]])
+    for own in original:  # it would go with the old container
+        with pytest.raises(FolderError, match=r"lies inside .*, which holds the container that is to be moved"):
+            move_folder(original, [tmp_path / "a", own / "new"])
+        assert not (own / "new").exists()
     assert not (tmp_path / "a").exists()
     (tmp_path / "a").mkdir()
     lock = FolderLock(tmp_path / "a", exclusive=False)

@@ -293,8 +293,14 @@ def test_folders_that_hold_other_things_are_refused(source: Path, tmp_path: Path
     (tmp_path / "b" / "stripe-001.colibri").write_text("mine")
     with pytest.raises(FolderError, match=r"b holds stripe-001\.colibri"):
         pack_folder(source, [tmp_path / "c", tmp_path / "b"])
-    with pytest.raises(FolderError, match="is the checkpoint itself"):
+    with pytest.raises(FolderError, match="holds the checkpoint"):
         pack_folder(source, [source])
+    with pytest.raises(FolderError, match=r"lies inside .*, which holds the checkpoint"):
+        pack_folder(source, [tmp_path / "d", source / "sub"])
+    (tmp_path / "link").symlink_to(source)
+    with pytest.raises(FolderError, match=r"lies inside .*, which holds the checkpoint"):
+        pack_folder(source, [tmp_path / "link" / "sub"])
+    assert not (source / "sub").exists()
     with pytest.raises(FolderError, match="is given twice"):
         pack_folder(source, [tmp_path / "d", tmp_path / "d"])
     assert (tmp_path / "a" / "tokenizer.json").read_text() == "mine"
