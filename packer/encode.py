@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from colibri.core.errors import NonFiniteError
+from colibri.core.errors import NonFiniteError, UnsupportedError
 from colibri.core.tensors import Format, QuantReport, SourceType, quantize_rows, quantize_tiles
 from colibri.packer.checkpoint import Checkpoint
 from colibri.packer.errors import CheckpointError
@@ -94,7 +94,8 @@ def record_pieces(model: ModelSource, manifest: manifest_pb2.Manifest, first: in
 
 
 def encode(checkpoint: Checkpoint, piece: Piece) -> EncodedPiece:
-    """Read and quantise one piece. Raises CheckpointError for values that are not finite, or a read that fails."""
+    """Read and quantise one piece. Raises CheckpointError for values that are not finite or that the
+    format cannot hold, or a read that fails."""
     rows = piece.row_end - piece.row_begin
     source = read_matrix(checkpoint, piece.source, piece.row_begin, piece.row_end)
     source_type: SourceType = _CORE_TYPES[source.source_type]
@@ -113,6 +114,9 @@ def encode(checkpoint: Checkpoint, piece: Piece) -> EncodedPiece:
             f"{piece.source.tensor}: NaN or infinity in {piece.label} at row {piece.row_begin + error.row}, "
             f"column {error.col}"
         ) from error
+    except UnsupportedError as error:  # a scale or minimum that f16 cannot hold; the core counts rows from the piece's
+        place = f"{piece.label}, counted from row {piece.row_begin}"
+        raise CheckpointError(f"{piece.source.tensor}: {place}: {error}") from error
 
 
 def worker_count() -> int:

@@ -14,6 +14,7 @@ from colibri.core.container import DENSE_NAME, ContainerError
 from colibri.core.container_files import opened, read_exact, read_safetensors_header
 from colibri.core.tensors import crc32c
 from colibri.packer.disk import Disk, OutputFile
+from colibri.packer.errors import CheckpointError
 from colibri.packer.making import write_whole
 from colibri.packer.outputs import PARTIAL, dense_header
 from colibri.packer.progress import Reporter
@@ -116,9 +117,12 @@ class DenseRepair:
         tensor = self._manifest.dense[index]
         if self._is_intact(file, tensor):
             return
-        pieces = None if self._rebuilder is None else self._rebuilder.tensor(index)
-        if pieces is None:
+        try:
+            pieces = None if self._rebuilder is None else self._rebuilder.tensor(index)
             why = _no_source(self._rebuilder, "tensor with its SHA-256")
+        except CheckpointError as error:  # one tensor of the source; the others may be whole
+            pieces, why = None, f"the checkpoint does not give it: {error}"
+        if pieces is None:
             self._repairs.remains.append(f"{self._path}: tensor {tensor.name} is damaged: {why}")
             return
         for encoded in pieces:

@@ -23,6 +23,7 @@ from colibri.core.striping import ExtentTable, layer_extents
 from colibri.core.tensors import crc32c
 from colibri.packer.disk import Disk, DriveError, OutputFile
 from colibri.packer.encode import worker_count
+from colibri.packer.errors import CheckpointError
 from colibri.packer.outputs import copy_header
 from colibri.packer.places import Place, require_ours
 from colibri.packer.progress import Reporter
@@ -136,7 +137,7 @@ class _Look:
         return files[path]
 
     def at(self, record: Record) -> _Seen:
-        """Read every copy of a record. Raises CheckpointError."""
+        """Read every copy of a record."""
         bad: list[_Bad] = []
         good: list[Place | None] = [None] * len(record.row)
         digest, size = hashlib.sha256(), 0
@@ -166,7 +167,10 @@ class _Look:
     def _from_source(self, record: Record) -> tuple[bytes | None, str]:
         if self._rebuilder is None:
             return None, "no good copy is left, and no checkpoint is given (--source)"
-        data = self._rebuilder.record(record.layer_index, record.expert, record.digest)
+        try:
+            data = self._rebuilder.record(record.layer_index, record.expert, record.digest)
+        except CheckpointError as error:  # one expert of the source; the others may be whole
+            return None, f"no good copy is left, and the checkpoint does not give it: {error}"
         return data, "" if data else "no good copy is left, and the checkpoint given is not the one that was packed"
 
     def close(self) -> None:
@@ -197,7 +201,7 @@ class StripeRepair:
         self._unfinished: set[Place] = set()
 
     def run(self, records: Iterable[Record], reporter: Reporter) -> None:
-        """Look at `records`, all of the container, and repair what can be. Raises DriveError, CheckpointError."""
+        """Look at `records`, all of the container, and repair what can be. Raises DriveError."""
         copies: dict[int, list[Place]] = {number: [] for number in range(len(self._manifest.layout.stripes))}
         for place in self._places:
             copies[place.copy.number].append(place)

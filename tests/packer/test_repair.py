@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 from uuid import UUID
@@ -140,6 +141,28 @@ def test_without_a_good_copy_it_is_named_and_left_alone(plain: list[Path], sourc
     with pytest.raises(CheckpointError, match="is another model than the one in the container"):
         repaired(folders, write_tq(tmp_path / "tq"))
     assert repaired(folders, source).remains == []
+
+
+@pytest.mark.parametrize(("value", "why"), [(3e38, "beyond the range of f16"), (float("nan"), "NaN or infinity")])
+def test_an_expert_that_the_checkpoint_does_not_give_is_named_and_the_others_are_repaired(
+    plain: list[Path], tmp_path: Path, value: float, why: str
+) -> None:
+    folders = copy_container(plain, tmp_path)
+    path = folders[2] / "stripe-002.colibri"
+    flip(path, 4096 + 3)
+    flip(path, 4096 + 12288 + 3)
+    first, second = (re.search(r"layer (\d+), expert (\d+)", told) for told in repaired(folders).remains)
+    assert first is not None
+    assert second is not None
+    assert first[0] != second[0]
+    tensors = td_tensors()
+    name = f"model.layers.{first[1]}.mlp.experts.{first[2]}.gate_proj.weight"
+    tensors[name] = tensors[name].clone()
+    tensors[name][1, 2] = value
+    (told,) = repaired(folders, write_checkpoint(tmp_path / "bent", TD_CONFIG, tensors)).remains
+    assert f"{path}: {first[0]}" in told
+    assert f"the checkpoint does not give it: {name}: " in told
+    assert why in told
 
 
 def test_a_record_that_passes_every_crc_and_is_not_the_one_that_was_packed(

@@ -399,6 +399,23 @@ def test_numbers_that_are_not_finite_are_refused_by_place(tmp_path: Path, name: 
     unfinished([tmp_path / "out"])
 
 
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("model.layers.1.mlp.experts.2.down_proj.weight", "layers.1.experts.2.down"),
+        ("model.layers.0.self_attn.q_proj.weight", "layers.0.q"),
+    ],
+)
+def test_numbers_beyond_the_format_are_refused_by_place(tmp_path: Path, name: str, label: str) -> None:
+    weight = tq_tensors()[name].clone()
+    weight[3, 17] = 3e38
+    with pytest.raises(
+        CheckpointError, match=rf"{name}: {label}, counted from row 0: row 3, .* beyond the range of f16"
+    ):
+        pack_folder(bent(tmp_path, name, weight), [tmp_path / "out"])
+    unfinished([tmp_path / "out"])
+
+
 def test_an_all_zero_expert_is_legal_and_reported(tmp_path: Path) -> None:
     tensors = tq_tensors()
     for matrix in ("gate_proj", "up_proj", "down_proj"):
