@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from colibri.core.errors import CoreError
+from colibri.core.errors import CoreError, StorageError
 from colibri.daemon.engine_loop import Upkeep
 
 log = logging.getLogger("colibri.daemon.trace")
@@ -50,9 +51,18 @@ class Recording:
         self.failure = ""  # any thread
 
     def begin(self) -> None:
-        """Before the engine starts, on whatever thread starts it. Raises CoreError, OSError."""
+        """Before the engine starts, on whatever thread starts it.
+
+        Raises CoreError, OSError where no file can be made; a drive that is full or fails is no reason not to serve.
+        """
         self.path = free_path(self._wanted)
-        self._model.trace(self.path)
+        try:
+            self._model.trace(self.path)
+        except StorageError as error:
+            if not os.access(self.path.parent, os.W_OK | os.X_OK):
+                raise
+            self._fail(error)
+            return
         self._running = True
         log.info("routing is recorded in %s", self.path)
 

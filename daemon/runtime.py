@@ -77,6 +77,7 @@ class CoreRuntime:
         self._pins: LearnedPins | None = None
         self._recording: Recording | None = None
         self._buffered = ""
+        self._not_reopened = ""  # any thread
         try:
             self._folder = StateFolder(config.state, opened.container.content_id, opened.facts.name)
         except StoreError as error:
@@ -131,7 +132,12 @@ class CoreRuntime:
         care = self._care.failure if self._care is not None else ""
         pins = self._pins.failure if self._pins is not None else ""
         trace = self._recording.failure if self._recording is not None else ""
-        lost = (*self._opened.container.warnings, self._buffered, verify_remark(self._config.verify))
+        lost = (
+            *self._opened.container.warnings,
+            self._not_reopened,
+            self._buffered,
+            verify_remark(self._config.verify),
+        )
         return (*filter(None, (*lost, care, pins, trace)), *self._drives.remarks())
 
     def expert_heat(self) -> bytes:
@@ -155,13 +161,20 @@ class CoreRuntime:
         finally:
             if self._care is not None:
                 self._care.retry_now()
+            if lost := self._opened.container.warnings:
+                log.warning("reload: what was lost at the start is used again after a restart: %s", "; ".join(lost))
 
     def _reopen(self) -> None:
-        """Raises CoreError for the first stripe that cannot be opened; the others are tried all the same."""
+        """Raises CoreError for the first stripe that cannot be opened, and remembers it until all of them can be; the
+        others are tried all the same. The daemon goes on reading the file that it has."""
         assert self._engine is not None
         assert self._model is not None
         try:
             self._engine.between_steps(self._model.reopen_stripes)
+            self._not_reopened = ""
+        except CoreError as error:
+            self._not_reopened = f"a stripe cannot be opened again, reload or restart once it is back: {error}"
+            raise
         finally:
             self._drives.update(self._model.drive_stats())
 

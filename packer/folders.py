@@ -50,10 +50,18 @@ def refuse_within(folders: Sequence[Path], kept: Iterable[Path], what: str) -> N
     """Raises FolderError if one of `folders` is one of `kept` or lies inside it: who removes `what` would remove it."""
     for outer in dict.fromkeys(kept):
         for folder in folders:
-            if folder.exists() and folder.samefile(outer):
+            if _is_same(folder, outer):
                 raise FolderError(f"{folder} holds {what}: give another folder")
-            if folder.resolve().is_relative_to(outer.resolve()):
+            if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(outer)):
                 raise FolderError(f"{folder} lies inside {outer}, which holds {what}: give another folder")
+
+
+def _is_same(folder: Path, other: Path) -> bool:
+    """Also through a bind mount. A folder that cannot be reached is not the other; make_folders() says what it has."""
+    try:
+        return folder.samefile(other)
+    except OSError:
+        return False
 
 
 def folders_of(container: Container) -> list[Path]:

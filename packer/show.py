@@ -37,8 +37,10 @@ def manifest_json(manifest: manifest_pb2.Manifest) -> dict[str, Any]:
 
 def manifest_values(manifest: manifest_pb2.Manifest) -> dict[str, Any]:
     """Return a manifest as in manifest.json, but for its 64-bit fields: protobuf's JSON form has them as strings, here
-    they are numbers, like every count and size that colibri-pack prints."""
-    fields = manifest_json(manifest)
+    they are numbers, like every count and size that colibri-pack prints; and fields at 0 or empty are there."""
+    fields: dict[str, Any] = json_format.MessageToDict(
+        manifest, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
     _make_numbers(manifest.DESCRIPTOR, fields)
     return fields
 

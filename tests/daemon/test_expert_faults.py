@@ -18,6 +18,7 @@ from colibri.v1 import inference_service_pb2 as inference_pb2
 from colibri.v1 import types_pb2
 from testkit.damage import Extent, Need, copy_of, distinct, experts_needed, extents
 from testkit.models import Tiny, make_tiny
+from testkit.packing import pack_folder
 from testkit.process import Process, serving, write_config
 from testkit.service import request, tokens_of
 
@@ -182,6 +183,49 @@ def until_state(process: Process, state: admin_pb2.Stats.State) -> admin_pb2.Sta
         assert time.monotonic() < until, stats
         time.sleep(0.1)
     return stats
+
+
+@pytest.mark.parametrize("how", ["gone", "of another pack"])
+def test_a_stripe_that_a_reload_cannot_open_is_named_until_one_can(
+    scene: Scene, broken: tuple[Path, Extent], tmp_path: Path, how: str
+) -> None:
+    config, place = broken
+    aside = tmp_path / "aside"
+    with serving(config) as process:
+        until_state(process, Stats.STATE_READY)
+        place.path.rename(aside)
+        if how == "of another pack":
+            pack_folder(scene.tiny.checkpoint, [tmp_path / "p0", tmp_path / "p1"])
+            shutil.copyfile(tmp_path / f"p{place.path.name[-9]}" / place.path.name, place.path)
+        process.popen.send_signal(signal.SIGHUP)
+        (told,) = until_state(process, Stats.STATE_DEGRADED).degraded
+        assert told.startswith("a stripe cannot be opened again, reload or restart once it is back: ")
+        assert str(place.path) in told
+        answer = process.generate(scene.victim, max_tokens=VICTIM_TOKENS)
+        assert answer[-1].finished.state == Generation.STATE_SUCCEEDED, "the file that it has is read on"
+        aside.rename(place.path)
+        process.popen.send_signal(signal.SIGHUP)
+        assert list(until_state(process, Stats.STATE_READY).degraded) == []
+
+
+def test_a_reload_says_that_a_stripe_that_was_lost_at_the_start_needs_a_restart(scene: Scene, tmp_path: Path) -> None:
+    folders = [tmp_path / "p0", tmp_path / "p1"]
+    pack_folder(scene.tiny.checkpoint, folders, mirror=True)
+    folders[1].rename(tmp_path / "away")
+    folders[1].mkdir()
+    tiny = Tiny(scene.tiny.checkpoint, tuple(folders))
+    with serving(write_config(tmp_path / "d", tiny, max_context=256)) as process:
+        degraded = list(until_state(process, Stats.STATE_DEGRADED).degraded)
+        assert any("stripe 1 is lost" in told for told in degraded)
+        shutil.rmtree(folders[1])
+        (tmp_path / "away").rename(folders[1])
+        process.popen.send_signal(signal.SIGHUP)
+        process.hear("RELOADING=1")
+        until = time.monotonic() + 30
+        while "reload: what was lost at the start is used again after a restart: " not in process.log.read_text():
+            assert time.monotonic() < until, process.log.read_text()
+            time.sleep(0.1)
+        assert list(snapshot(process).degraded) == degraded
 
 
 @pytest.mark.parametrize("how", ["in place", "another file"])

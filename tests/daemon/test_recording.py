@@ -16,15 +16,18 @@ from testkit.service import tokens_of
 
 
 class Recorder:
-    """A model that records on paper. `error`: what stops it; `end_error`: what its end says."""
+    """A model that records on paper. `error`: what stops it; `begin_error`, `end_error`: what its ends say."""
 
     def __init__(self) -> None:
         self.calls: list[Path | None] = []
         self.error: Exception | None = None
+        self.begin_error: Exception | None = None
         self.end_error: Exception | None = None
 
     def trace(self, path: Path | None) -> None:
         self.calls.append(path)
+        if path is not None and self.begin_error is not None:
+            raise self.begin_error
         if path is None and self.end_error is not None:
             raise self.end_error
 
@@ -51,6 +54,17 @@ def test_it_ends_once_with_the_engine_or_behind_it(tmp_path: Path) -> None:
     recording.stop()
     assert model.calls == [tmp_path / "t", None]
     assert recording.failure == ""
+
+
+def test_a_drive_that_is_full_at_the_start_ends_the_recording_and_not_the_start(tmp_path: Path) -> None:
+    model = Recorder()
+    model.begin_error = StorageError("t: write: No space left on device")
+    recording = Recording(model, tmp_path / "t", NoUpkeep())
+    recording.begin()
+    assert recording.failure == "the recording of routing has ended: t: write: No space left on device"
+    recording.stepped()
+    recording.end()
+    assert model.calls == [tmp_path / "t"]
 
 
 def test_what_stops_it_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

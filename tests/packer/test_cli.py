@@ -66,6 +66,7 @@ def test_pack_inspect_verify_export(source: Path, tmp_path: Path, capsys: pytest
         (out / "stripe-000.colibri").stat().st_size,
         (stripe / "stripe-001.colibri").stat().st_size,
     ]
+    assert [entry["number"] for entry in packed["layout"]["stripes"]] == [0, 1]
     assert strings_of_digits(packed) == []
     assert run("verify", out, "--stripe", stripe, "--json") == 0
     verdict = result(capsys)
