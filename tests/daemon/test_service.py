@@ -284,8 +284,9 @@ def test_c06_a_deadline_that_has_passed_costs_nothing_and_a_short_one_stops_the_
         model = slow(0.1)
         async with daemon(tmp_path, model) as running:
             for timeout in (0, 1e-9):
-                with pytest.raises(grpc.aio.AioRpcError) as failed:
-                    await running.inference.Generate(request([5] * 50), timeout=timeout).read()
+                with pytest.raises(grpc.aio.AioRpcError) as failed:  # `started` may still have come through
+                    async for _ in running.inference.Generate(request([5] * 50), timeout=timeout):
+                        pass
                 assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
             await asyncio.sleep(0.2)
             assert model.prefilled == 0
