@@ -9,7 +9,8 @@
  * The victim is the record with the least value minus price x time until its turn, where price is the value that
  * evicted records had of late: of two equally likely records the one whose turn is near is worth more, because its slot
  * is free again sooner. A missed record that would be worth less than the victim is read into the ring beside the
- * cache, and leaves no trace there.
+ * cache, in the place of what is worth least there; so between prompts, which need the ring, cache and ring together hold
+ * the best of all.
  *
  * Only decoding counts: a prompt touches everything once and says little about what comes next. Refuses to look at
  * clocks or at the order in which drives answer: the same uses give the same evictions, so that a recorded trace can be
@@ -79,6 +80,10 @@ static float *value_at(const cl_store *store, const cl_slot *slot) {
     return &store->layers[slot->layer].value[slot->expert];
 }
 
+static double worth_in(const cl_store *store, const cl_slot *slot) {
+    return worth(store, (uint32_t)slot->layer, *value_at(store, slot));
+}
+
 /* ---- the turn of a layer ---- */
 
 /* The heats fade; whoever is wanted gets the missing part when it is touched and when the turn ends. */
@@ -90,25 +95,42 @@ static void fade(const cl_cache *cache, cl_store_layer *layer) {
     memset(layer->wanted, 0, layer->experts);
 }
 
-/* A record in the ring that was wanted and is now worth more than the least valued of the cache takes its place: the
- * slots exchange their memory, nothing is copied. Done when the turn ends, when nobody holds a slot of the layer any
- * more, so that it does not depend on the order in which reads were completed. */
+static void note_place(cl_store *store, const cl_slot *slot) {
+    if (slot->layer < 0) return;
+    store->layers[slot->layer].slot_of[slot->expert] = (int32_t)(slot - store->slots);
+    store->layers[slot->layer].is_stale = 1;
+}
+
+/* The slots exchange their records, without a copy: nobody holds them and nothing is being read into them. */
+static void exchange(cl_store *store, cl_slot *a, cl_slot *b) {
+    cl_slot was = *a;
+    a->data = b->data;
+    a->layer = b->layer;
+    a->expert = b->expert;
+    a->is_expected = b->is_expected;
+    a->last_use = b->last_use;
+    b->data = was.data;
+    b->layer = was.layer;
+    b->expert = was.expert;
+    b->is_expected = was.is_expected;
+    b->last_use = was.last_use;
+    note_place(store, a);
+    note_place(store, b);
+}
+
+/* A record in the ring that was wanted and is now worth more than the least valued of the cache takes its place, and
+ * that one stays in the ring until something better is read there. Done when the turn ends, when nobody holds a slot of
+ * the layer any more, so that it does not depend on the order in which reads were completed. */
 static void move_up(cl_store *store, cl_slot *slot) {
     cl_slot *to = cl_store_empty_slot(store);
-    if (!to) {
+    if (to) {
+        store->cache_empty--;
+    } else {
         to = cl_cache_victim(store);
-        if (!to || worth(store, (uint32_t)to->layer, *value_at(store, to)) >=
-                       worth(store, (uint32_t)slot->layer, *value_at(store, slot)))
-            return;
+        if (!to || worth_in(store, to) >= worth_in(store, slot)) return;
         pay(&store->cache, *value_at(store, to));
     }
-    uint8_t *data = to->data;
-    to->data = slot->data;
-    slot->data = data;
-    to->last_use = slot->last_use;
-    uint32_t expert = slot->expert, layer = (uint32_t)slot->layer;
-    cl_store_forget(store, slot);
-    cl_store_put(store, to, layer, expert);
+    exchange(store, to, slot);
 }
 
 static void close_layer(cl_store *store) {
@@ -123,6 +145,7 @@ static void close_layer(cl_store *store) {
     layer->is_stale = 1;
     for (uint64_t i = store->cache_slots; i < store->cache_slots + store->ring_slots; i++) {
         cl_slot *slot = &store->slots[i];
+        if (slot->layer == cache->open_layer) slot->is_expected = 0;
         if (slot->layer == cache->open_layer && layer->wanted[slot->expert] && slot->pins == 0 && !slot->loading)
             move_up(store, slot);
     }
@@ -198,17 +221,34 @@ static uint32_t held_by_decode(const cl_store *store) {
     return n;
 }
 
+/* Expected ones last: their turn is yet to come. Then by worth, so that what the ring keeps is the best of it. */
+static int goes_before(const cl_store *store, const cl_slot *a, const cl_slot *b) {
+    if (a->is_expected != b->is_expected) return b->is_expected;
+    double x = worth_in(store, a), y = worth_in(store, b);
+    return x != y ? x < y : a->last_use < b->last_use;
+}
+
+cl_slot *cl_cache_ring_slot(cl_store *store) {
+    cl_slot *least = NULL;
+    for (uint64_t i = store->cache_slots; i < store->cache_slots + store->ring_slots; i++) {
+        cl_slot *slot = &store->slots[i];
+        if (slot->layer < 0) return slot;
+        if (slot->pins == 0 && !slot->loading && (!least || goes_before(store, slot, least))) least = slot;
+    }
+    return least;
+}
+
 cl_slot *cl_cache_choose(cl_store *store, uint32_t layer, uint32_t expert) {
     cl_cache *cache = &store->cache;
     const cl_store_layer *at = &store->layers[layer];
-    cl_slot *victim = cl_cache_victim(store), *beside = cl_store_free_ring_slot(store);
-    if (!victim) return beside;
-    double its = *value_at(store, victim), mine = at->value[expert] + (at->wanted[expert] ? 0 : bonus(cache));
-    if (worth(store, layer, mine) < worth(store, (uint32_t)victim->layer, its)) {
-        if (beside) return beside;
-        if (held_by_decode(store) >= ENOUGH_READS) return NULL;
-    }
-    pay(cache, its);
+    cl_slot *victim = cl_cache_victim(store), *beside = cl_cache_ring_slot(store);
+    if (!victim || (beside && beside->layer < 0)) return beside;
+    double least = worth_in(store, victim);
+    double mine = worth(store, layer, at->value[expert] + (at->wanted[expert] ? 0 : bonus(cache)));
+    if (beside && (mine < least || (!beside->is_expected && worth_in(store, beside) < least))) return beside;
+    uint32_t enough = store->ring_slots < ENOUGH_READS ? (uint32_t)store->ring_slots : ENOUGH_READS;
+    if (mine < least && enough && held_by_decode(store) >= enough) return NULL;
+    pay(cache, *value_at(store, victim));
     return victim;
 }
 

@@ -462,18 +462,15 @@ typedef struct cl_trace_info {
 void cl_trace_get_info(const cl_trace *trace, cl_trace_info *info);
 
 typedef struct cl_replay {
-    uint32_t is_exact;    /* 1: the recorded number of slots, from the recorded state: repeated event by event */
     uint64_t hits, loads; /* decode and prefill, counted as in cl_model_stats */
     uint64_t prefill_uses, prefill_loads;
     uint64_t early_loads; /* reads of lookahead and warm-up */
     uint64_t evictions;
-    uint64_t differences; /* exact: recorded acquires that came out otherwise; 0 */
+    uint64_t differences; /* recorded acquires that came out otherwise; 0 */
     uint64_t accesses, decode_loads;
-    uint64_t counted_accesses, counted_loads, counted_bytes; /* decode, from access `count_from` on */
 } cl_replay;
-/* What the cache of this build makes of the trace with `slots` (1..records). Only the recorded number is exact; with
- * another one the cache starts empty, with the heat that was known. [any thread] */
-int cl_trace_replay(const cl_trace *trace, uint64_t slots, uint64_t count_from, cl_replay *out, cl_error *err);
+/* Repeats the recording event by event, with its numbers of slots, from the state that it began with. [any thread] */
+int cl_trace_replay(const cl_trace *trace, cl_replay *out, cl_error *err);
 
 #define CL_POLICY_LRU 0
 #define CL_POLICY_LFU 1
@@ -481,10 +478,16 @@ int cl_trace_replay(const cl_trace *trace, uint64_t slots, uint64_t count_from, 
 #define CL_POLICY_LEAST_STALE 3
 #define CL_POLICY_S3_FIFO 4
 #define CL_POLICY_PINS 5
-#define CL_POLICY_BELADY 6
-/* Loads of accesses `count_from`.. of decoding under another policy, from an empty cache; docs/caching.md defines them.
- * CL_POLICY_PINS learns from the accesses before count_from, CL_POLICY_BELADY knows the future. [any thread] */
-int cl_trace_policy(const cl_trace *trace, int32_t policy, uint64_t slots, uint64_t count_from, uint64_t *loads,
+#define CL_POLICY_OURS 6
+#define CL_POLICY_BELADY 7
+typedef struct cl_policy_result {
+    uint64_t accesses, steps, loads, bytes; /* counted; bytes: of the loads */
+} cl_policy_result;
+/* What the uses of decoding would have read under a policy with `slots` (1..records) in memory in all, from an empty
+ * cache; docs/caching.md defines the policies. Counted from the turn of access `count_from` on. CL_POLICY_PINS learns
+ * from what comes before; CL_POLICY_BELADY knows the future, and the counted part begins with the best that any policy
+ * could hold by then; CL_POLICY_OURS has the ring within its slots. [any thread] */
+int cl_trace_policy(const cl_trace *trace, int32_t policy, uint64_t slots, uint64_t count_from, cl_policy_result *out,
                     cl_error *err);
 
 /* cffi: end */

@@ -37,7 +37,8 @@ typedef struct cache {
     const cl_trace *trace;
     const cl_access *accesses;
     item *items; /* [records] */
-    uint64_t slots, records, clock, count_from, loads;
+    uint64_t slots, records, clock, count_from;
+    cl_policy_result *out;
     heap main, other;
     list small, large, ghost; /* S3-FIFO; least-stale uses `large` alone */
     uint32_t *aside;          /* [slots] */
@@ -278,9 +279,10 @@ static void miss(cache *c, int32_t policy, const cl_access *a) {
     }
 }
 
-/* The most used so far; ties go to the lower record. */
+/* The most used of what has been seen; ties go to the lower record. */
 static void choose_pins(cache *c) {
     for (uint32_t i = 0; i < c->records; i++) {
+        if (!c->items[i].count) continue;
         c->items[i].key = UINT64_MAX - c->items[i].count;
         c->items[i].then = i;
         c->items[i].turn = NOWHERE;
@@ -303,9 +305,22 @@ static void note_use(cache *c, uint64_t index) {
     if (c->next_use) it->next_use = c->next_use[index];
 }
 
+/* The soonest used of what has been seen: no policy can hold anything better, whatever it did before. */
+static void choose_best(cache *c) {
+    while (c->main.n) heap_remove(c, &c->main, c->main.items[0]);
+    for (uint32_t i = 0; i < c->records; i++)
+        if (c->items[i].count) keyed_miss(c, CL_POLICY_BELADY, i, NOWHERE);
+}
+
+void cl_policy_load(cl_policy_result *out, const cl_trace *trace, const cl_access *access) {
+    out->loads++;
+    out->bytes += trace->layers[access->layer].record_bytes;
+}
+
 /* [first, end) is a turn: the resident experts first. */
 static void run_turn(cache *c, int32_t policy, uint64_t first, uint64_t end) {
-    if (policy == CL_POLICY_PINS && first <= c->count_from && c->count_from < end) choose_pins(c);
+    if (policy == CL_POLICY_PINS && first == c->count_from) choose_pins(c);
+    if (policy == CL_POLICY_BELADY && first == c->count_from) choose_best(c);
     for (uint64_t i = first; i < end; i++) {
         uint32_t which = c->accesses[i].record;
         if (!is_resident(c, policy, which)) continue;
@@ -315,7 +330,7 @@ static void run_turn(cache *c, int32_t policy, uint64_t first, uint64_t end) {
     for (uint64_t i = first; i < end; i++) {
         if (c->items[c->accesses[i].record].turn == c->accesses[i].turn) continue;
         note_use(c, i);
-        c->loads += i >= c->count_from;
+        if (i >= c->count_from) cl_policy_load(c->out, c->trace, &c->accesses[i]);
         miss(c, policy, &c->accesses[i]);
     }
 }
@@ -347,10 +362,33 @@ static int prepare(cache *c, int32_t policy, cl_error *err) {
     return policy == CL_POLICY_BELADY ? find_next_uses(c, err) : CL_OK;
 }
 
-int cl_trace_policy(const cl_trace *t, int32_t policy, uint64_t slots, uint64_t count_from, uint64_t *loads,
+static int run(const cl_trace *t, int32_t policy, cache *c, cl_error *err) {
+    int code = prepare(c, policy, err);
+    for (uint64_t first = 0, end; !code && first < t->accesses; first = end) {
+        end = cl_trace_turn_end(t, c->accesses, first);
+        run_turn(c, policy, first, end);
+    }
+    free(c->items);
+    free(c->aside);
+    free(c->main.items);
+    free(c->other.items);
+    free(c->next_use);
+    return code;
+}
+
+/* Returns where the counted part begins: with the turn of this access. */
+static uint64_t count(const cl_trace *t, const cl_access *accesses, uint64_t from, cl_policy_result *out) {
+    if (from > t->accesses) from = t->accesses;
+    while (from && from < t->accesses && accesses[from].turn == accesses[from - 1].turn) from--;
+    out->accesses = t->accesses - from;
+    for (uint64_t i = from; i < t->accesses; i++) out->steps += i == from || accesses[i].step != accesses[i - 1].step;
+    return from;
+}
+
+int cl_trace_policy(const cl_trace *t, int32_t policy, uint64_t slots, uint64_t count_from, cl_policy_result *out,
                     cl_error *err) {
     cl_ok(err);
-    *loads = 0;
+    *out = (cl_policy_result){0};
     uint64_t records = t->first_record[t->header.n_layers];
     if (policy < CL_POLICY_LRU || policy > CL_POLICY_BELADY)
         return cl_fail(err, CL_INVALID, "policy %d is not known", policy);
@@ -358,18 +396,10 @@ int cl_trace_policy(const cl_trace *t, int32_t policy, uint64_t slots, uint64_t 
         return cl_fail(err, CL_INVALID, "slots is %llu, must be 1..%llu", (unsigned long long)slots,
                        (unsigned long long)records);
     cl_access *accesses = cl_trace_accesses(t, err);
-    cache c = {.trace = t, .accesses = accesses, .slots = slots, .records = records, .count_from = count_from};
-    int code = accesses ? prepare(&c, policy, err) : CL_NOMEM;
-    for (uint64_t first = 0, end; !code && first < t->accesses; first = end) {
-        for (end = first + 1; end < t->accesses && accesses[end].turn == accesses[first].turn; end++) continue;
-        run_turn(&c, policy, first, end);
-    }
-    *loads = c.loads;
+    if (!accesses) return CL_NOMEM;
+    uint64_t from = count(t, accesses, count_from, out);
+    cache c = {.trace = t, .accesses = accesses, .slots = slots, .records = records, .count_from = from, .out = out};
+    int code = policy == CL_POLICY_OURS ? cl_replay_ours(t, accesses, slots, from, out, err) : run(t, policy, &c, err);
     free(accesses);
-    free(c.items);
-    free(c.aside);
-    free(c.main.items);
-    free(c.other.items);
-    free(c.next_use);
     return code;
 }

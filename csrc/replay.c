@@ -1,19 +1,15 @@
 /* replay.c - runs store.c and cache.c over a recorded trace, without a model and without drives.
  *
- * Owns a store whose reads are complete at once. With the recording's own number of slots every event is repeated as it
- * was, from the state that it began with, and hits and loads come out as they were. With another number it cannot be:
- * what was in memory then is not now. Then a layer's turn is asked for as decode.c would, resident experts first,
- * beginning with an empty cache that knows the recorded heat. Refuses to trust a trace: an event that does not fit what
- * the store holds is passed over.
+ * Owns a store whose reads are complete at once. cl_trace_replay repeats every event as it was, from the state that the
+ * recording began with, and hits and loads come out as they were. cl_replay_ours is what the comparison with other
+ * policies (policies.c) asks: the uses of decoding alone, from an empty cache that has learned nothing, with cache and
+ * ring together no larger than what the others get. Refuses to trust a trace: an event that does not fit what the store
+ * holds is passed over.
  */
 #include "error.h"
 #include "replay.h"
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct wish {
-    uint32_t expert, uses;
-} wish;
 
 typedef struct replay {
     const cl_trace *trace;
@@ -21,69 +17,39 @@ typedef struct replay {
     cl_counters counters;
     void *memory;
     cl_replay *out;
-    uint64_t count_from; /* decode accesses before this one are not counted in `counted_` */
-    uint32_t is_exact;
-    uint32_t turn[CL_TURN_MOST]; /* exact: experts that decoding holds */
+    uint32_t turn[CL_TURN_MOST]; /* experts that decoding holds */
     uint32_t n_turn;
     int32_t layer; /* of the turn */
-    wish *wishes; /* else: what the turn wants, not yet asked for */
-    uint32_t n_wishes;
 } replay;
 
 /* ---- the store ---- */
 
-static int make_store(replay *r, uint64_t slots, cl_error *err) {
+static int make_store(replay *r, uint64_t slots, uint64_t ring, cl_error *err) {
     const cl_trace *t = r->trace;
-    uint32_t n = t->header.n_layers, most = 1;
+    uint32_t n = t->header.n_layers;
     cl_expert_layer *layers = calloc(n, sizeof *layers);
     cl_model_options options = {.expert_layers = layers,
                                 .n_expert_layers = n,
                                 .expert_slots = slots,
-                                .ring_slots = (uint32_t)t->header.ring_slots,
+                                .ring_slots = (uint32_t)ring,
                                 .heat_half_life = t->header.heat_half_life};
-    for (uint32_t l = 0; layers && l < n; l++) {
+    for (uint32_t l = 0; layers && l < n; l++)
         layers[l] = (cl_expert_layer){.layer = t->layers[l].layer,
                                       .experts = t->layers[l].experts,
                                       .record_bytes = t->layers[l].record_bytes};
-        if (layers[l].experts > most) most = layers[l].experts;
-    }
-    r->wishes = calloc(most, sizeof *r->wishes);
     cl_carve carve = {0};
     if (layers) cl_store_place(&r->store, &carve, &options);
     if (layers && !carve.overflow) r->memory = calloc(1, carve.used + 64);
-    if (r->memory && r->wishes) {
+    if (r->memory) {
         carve = (cl_carve){(uint8_t *)(((uintptr_t)r->memory + 63) & ~(uintptr_t)63), 0, 0};
         r->store.counters = &r->counters;
         cl_store_place(&r->store, &carve, &options);
         cl_store_init(&r->store, &options);
     }
     free(layers);
-    if (!r->memory || !r->wishes)
-        return cl_fail(err, CL_NOMEM, "no memory to replay with %llu slots", (unsigned long long)slots);
+    if (!r->memory)
+        return cl_fail(err, CL_NOMEM, "no memory to replay with %llu slots", (unsigned long long)(slots + ring));
     return CL_OK;
-}
-
-/* Slots of another number start empty, and know only the heat. */
-static int take_state(replay *r, cl_error *err) {
-    const cl_trace *t = r->trace;
-    if (!t->header.has_state) return CL_OK;
-    if (r->is_exact) return cl_state_read(&r->store, t->state, t->state_bytes, err);
-    replay as_it_was = {.trace = t};
-    int code = make_store(&as_it_was, t->header.cache_slots, err);
-    if (!code) code = cl_state_read(&as_it_was.store, t->state, t->state_bytes, err);
-    if (!code) {
-        r->store.cache = as_it_was.store.cache;
-        for (uint32_t l = 0; l < t->header.n_layers; l++) {
-            cl_store_layer *to = &r->store.layers[l];
-            const cl_store_layer *from = &as_it_was.store.layers[l];
-            to->turns = from->turns;
-            memcpy(to->heats, from->heats, to->experts * sizeof *to->heats);
-            memcpy(to->value, from->value, to->experts * sizeof *to->value);
-        }
-    }
-    free(as_it_was.memory);
-    free(as_it_was.wishes);
-    return code;
 }
 
 /* ---- events ---- */
@@ -93,48 +59,11 @@ static cl_slot *held_slot(replay *r, uint32_t layer, uint32_t expert) {
     return at >= 0 && r->store.slots[at].pins ? &r->store.slots[at] : NULL;
 }
 
-static void count_decode(replay *r, uint32_t layer, int loaded, uint32_t uses) {
-    cl_replay *out = r->out;
-    uint64_t bytes = loaded ? r->trace->layers[layer].record_bytes : 0;
-    if (out->accesses++ >= r->count_from) {
-        out->counted_accesses++;
-        out->counted_loads += (uint64_t)loaded;
-        out->counted_bytes += bytes;
-    }
-    out->loads += (uint64_t)loaded;
-    out->hits += uses - (uint64_t)loaded;
-    out->decode_loads += (uint64_t)loaded;
-}
-
-static void decode_use(replay *r, uint32_t layer, uint32_t expert, uint32_t uses) {
-    int loaded;
-    cl_slot *slot = cl_store_acquire(&r->store, layer, expert, CL_FOR_DECODE, &loaded);
-    count_decode(r, layer, slot ? loaded : 1, uses);
-    cl_cache_touch(&r->store, layer, expert, uses);
-}
-
-static int by_expert(const void *a, const void *b) {
-    uint32_t x = ((const wish *)a)->expert, y = ((const wish *)b)->expert;
-    return x < y ? -1 : x > y;
-}
-
-static void ask_for_wishes(replay *r) {
-    uint32_t layer = (uint32_t)r->layer;
-    qsort(r->wishes, r->n_wishes, sizeof *r->wishes, by_expert);
-    for (int resident = 1; resident >= 0; resident--)
-        for (uint32_t i = 0; i < r->n_wishes; i++)
-            if (r->wishes[i].uses && cl_store_resident(&r->store, layer, r->wishes[i].expert) == resident) {
-                decode_use(r, layer, r->wishes[i].expert, r->wishes[i].uses);
-                r->wishes[i].uses = 0;
-            }
-    r->n_wishes = 0;
-}
-
 static void release(replay *r, uint32_t layer, uint32_t expert, cl_event_kind kind) {
     cl_slot *slot = held_slot(r, layer, expert);
     if (!slot) return;
     cl_store_release(&r->store, slot);
-    if (!r->is_exact || slot->pins) return;
+    if (slot->pins) return;
     if (kind == CL_EVENT_RELEASE_FAILED) cl_store_forget(&r->store, slot);
     if (kind == CL_EVENT_ABANDON) slot->loading = 1;
 }
@@ -153,18 +82,29 @@ static void release_turn(replay *r) {
     r->n_turn = 0;
 }
 
+static void decode_acquire(replay *r, const cl_event *e) {
+    int loaded;
+    if (!cl_store_acquire(&r->store, e->layer, e->expert, CL_FOR_DECODE, &loaded)) loaded = 1;
+    cl_cache_touch(&r->store, e->layer, e->expert, 1);
+    r->out->accesses++;
+    r->out->loads += (uint64_t)loaded;
+    r->out->hits += !loaded;
+    r->out->decode_loads += (uint64_t)loaded;
+    if (r->n_turn < CL_TURN_MOST) r->turn[r->n_turn++] = e->expert;
+}
+
 static void acquire_other(replay *r, const cl_event *e) {
     int loaded;
     cl_purpose purpose = (cl_purpose)(e->number / 2);
     cl_slot *slot = cl_store_acquire(&r->store, e->layer, e->expert, purpose, &loaded);
     int is_early = purpose == CL_FOR_LOOKAHEAD || purpose == CL_FOR_WARM;
     r->out->early_loads += is_early && slot && loaded;
-    r->out->differences += r->is_exact && (!slot || loaded != (int)(e->number % 2));
+    r->out->differences += !slot || loaded != (int)(e->number % 2);
 }
 
 static void prefill_use(replay *r, const cl_event *e) {
     cl_slot *slot = held_slot(r, e->layer, e->expert);
-    int loaded = r->is_exact ? e->kind == CL_EVENT_PREFILL_LOAD : slot ? (int)slot->fresh : 1;
+    int loaded = e->kind == CL_EVENT_PREFILL_LOAD;
     r->out->prefill_uses++;
     r->out->prefill_loads += (uint64_t)loaded;
     r->out->loads += (uint64_t)loaded;
@@ -174,48 +114,21 @@ static void prefill_use(replay *r, const cl_event *e) {
 
 static void settled(replay *r, const cl_event *e) {
     int32_t at = r->store.layers[e->layer].slot_of[e->expert];
-    if (!r->is_exact || at < 0 || r->store.slots[at].pins || !r->store.slots[at].loading) return;
+    if (at < 0 || r->store.slots[at].pins || !r->store.slots[at].loading) return;
     cl_store_settled(&r->store, &r->store.slots[at], e->kind == CL_EVENT_SETTLED_FAILED);
-}
-
-static void decode_acquire(replay *r, const cl_event *e) {
-    if (!r->is_exact) {
-        if (r->n_wishes == r->trace->layers[e->layer].experts) ask_for_wishes(r);
-        r->wishes[r->n_wishes++] = (wish){e->expert, 1};
-    } else {
-        decode_use(r, e->layer, e->expert, 1);
-        if (r->n_turn < CL_TURN_MOST) r->turn[r->n_turn++] = e->expert;
-    }
-}
-
-static void uses(replay *r, uint32_t number) {
-    if (!r->is_exact && r->n_wishes) r->wishes[r->n_wishes - 1].uses = number;
-    else if (number) r->out->hits += number - 1;
-}
-
-/* In a replay that is not exact a turn's slots are given back at its end, whatever the order was. */
-static void end_turn(replay *r) {
-    if (r->n_wishes) ask_for_wishes(r);
-    if (r->is_exact || r->layer < 0) return;
-    for (uint32_t e = 0; e < r->trace->layers[r->layer].experts; e++)
-        if (r->store.layers[r->layer].wanted[e]) release(r, (uint32_t)r->layer, e, CL_EVENT_RELEASE);
 }
 
 static void apply(replay *r, const cl_event *e) {
     switch (e->kind) {
     case CL_EVENT_NEXT_LAYER:
     case CL_EVENT_LAYER:
-        end_turn(r);
         r->layer = (int32_t)e->layer;
         r->n_turn = 0;
         break;
     case CL_EVENT_FAR: decode_acquire(r, e); break;
-    case CL_EVENT_USES: uses(r, e->number); break;
+    case CL_EVENT_USES: r->out->hits += e->number ? e->number - 1 : 0; break;
     case CL_EVENT_RELEASE_TURN: release_turn(r); break;
-    case CL_EVENT_TICK:
-        end_turn(r);
-        cl_cache_tick(&r->store);
-        break;
+    case CL_EVENT_TICK: cl_cache_tick(&r->store); break;
     case CL_EVENT_ACQUIRE: acquire_other(r, e); break;
     case CL_EVENT_PREFILL_HIT:
     case CL_EVENT_PREFILL_LOAD: prefill_use(r, e); break;
@@ -227,18 +140,12 @@ static void apply(replay *r, const cl_event *e) {
     }
 }
 
-int cl_trace_replay(const cl_trace *t, uint64_t slots, uint64_t count_from, cl_replay *out, cl_error *err) {
+int cl_trace_replay(const cl_trace *t, cl_replay *out, cl_error *err) {
     cl_ok(err);
     memset(out, 0, sizeof *out);
-    uint64_t records = t->first_record[t->header.n_layers];
-    int is_exact = t->header.has_state && slots == t->header.cache_slots;
-    if (slots < 1 || (slots > records && !is_exact))
-        return cl_fail(err, CL_INVALID, "slots is %llu, must be 1..%llu", (unsigned long long)slots,
-                       (unsigned long long)records);
-    replay r = {.trace = t, .out = out, .count_from = count_from, .layer = -1};
-    r.is_exact = out->is_exact = (uint32_t)is_exact;
-    int code = make_store(&r, slots, err);
-    if (!code) code = take_state(&r, err);
+    replay r = {.trace = t, .out = out, .layer = -1};
+    int code = make_store(&r, t->header.cache_slots, t->header.ring_slots, err);
+    if (!code && t->header.has_state) code = cl_state_read(&r.store, t->state, t->state_bytes, err);
     cl_event_reader reader;
     cl_event event;
     cl_events_begin(&reader, t);
@@ -246,9 +153,77 @@ int cl_trace_replay(const cl_trace *t, uint64_t slots, uint64_t count_from, cl_r
         apply(&r, &event);
         code = CL_OK;
     }
-    if (!code) end_turn(&r);
     out->evictions = atomic_load(&r.counters.expert_evictions);
     free(r.memory);
-    free(r.wishes);
+    return code;
+}
+
+/* ---- the comparison ---- */
+
+/* A turn's accesses, and the slots that it holds. */
+typedef struct turn {
+    const cl_access *accesses;
+    cl_slot **slots; /* [n], NULL: not held, or not asked for yet */
+    uint64_t n, next; /* held slots below `next` that were read have been given back for others */
+} turn;
+
+static uint32_t expert_of(const cl_trace *t, const cl_access *a) { return a->record - (uint32_t)t->first_record[a->layer]; }
+
+/* As decode.c does where no slot is free: an expert that has been read is computed, and its slot is free again. */
+static int give_one_back(cl_store *store, turn *turn) {
+    for (; turn->next < turn->n; turn->next++) {
+        cl_slot *slot = turn->slots[turn->next];
+        if (!slot || cl_store_in_cache(store, slot)) continue;
+        cl_store_release(store, slot);
+        turn->slots[turn->next++] = NULL;
+        return 1;
+    }
+    return 0;
+}
+
+/* Returns whether it had to be read. */
+static int use(cl_store *store, const cl_trace *t, turn *turn, uint64_t i) {
+    const cl_access *a = &turn->accesses[i];
+    int loaded, is_free = 1;
+    cl_slot *slot;
+    while (!(slot = cl_store_acquire(store, a->layer, expert_of(t, a), CL_FOR_DECODE, &loaded)) && is_free)
+        is_free = give_one_back(store, turn);
+    turn->slots[i] = slot;
+    cl_cache_touch(store, a->layer, expert_of(t, a), a->uses);
+    return slot ? loaded : 1;
+}
+
+/* As decode.c asks: what is in memory first. */
+static void run_turn(cl_store *store, const cl_trace *t, turn *turn, uint8_t *is_done, cl_policy_result *out) {
+    memset(turn->slots, 0, turn->n * sizeof *turn->slots);
+    turn->next = 0;
+    for (uint64_t i = 0; i < turn->n; i++) {
+        const cl_access *a = &turn->accesses[i];
+        is_done[i] = (uint8_t)cl_store_resident(store, a->layer, expert_of(t, a));
+        if (is_done[i]) use(store, t, turn, i);
+    }
+    for (uint64_t i = 0; i < turn->n; i++)
+        if (!is_done[i] && use(store, t, turn, i) && out) cl_policy_load(out, t, &turn->accesses[i]);
+    for (uint64_t i = 0; i < turn->n; i++)
+        if (turn->slots[i]) cl_store_release(store, turn->slots[i]);
+}
+
+int cl_replay_ours(const cl_trace *t, const cl_access *accesses, uint64_t slots, uint64_t count_from,
+                   cl_policy_result *out, cl_error *err) {
+    uint64_t ring = slots / 4 < t->header.ring_slots ? slots / 4 : t->header.ring_slots;
+    replay r = {.trace = t};
+    cl_slot **held = calloc(t->accesses + 1, sizeof(cl_slot *));
+    uint8_t *is_done = calloc(t->accesses + 1, 1);
+    int code = make_store(&r, slots - ring, ring, err);
+    if (!code && (!held || !is_done)) code = cl_fail(err, CL_NOMEM, "no memory to replay a trace");
+    for (uint64_t first = 0, end; !code && first < t->accesses; first = end) {
+        end = cl_trace_turn_end(t, accesses, first);
+        turn turn = {.accesses = accesses + first, .slots = held, .n = end - first};
+        if (first && accesses[first].step != accesses[first - 1].step) cl_cache_tick(&r.store);
+        run_turn(&r.store, t, &turn, is_done, first >= count_from ? out : NULL);
+    }
+    free(r.memory);
+    free(held);
+    free(is_done);
     return code;
 }

@@ -38,11 +38,20 @@ int cl_events_next(cl_event_reader *reader, cl_event *event, cl_error *err);
 /* An expert that decoding wanted in a turn of its layer. */
 typedef struct cl_access {
     uint32_t record; /* counted through all layers */
+    uint32_t layer;  /* index of the expert layer */
     uint32_t uses;   /* rows */
     uint32_t turn, step;
 } cl_access;
 
 /* All accesses of decoding in order, ascending within a turn: [trace->accesses], to be freed. NULL: no memory. */
 cl_access *cl_trace_accesses(const cl_trace *trace, cl_error *err);
+/* The first access behind the turn that access `first` begins. */
+uint64_t cl_trace_turn_end(const cl_trace *trace, const cl_access *accesses, uint64_t first);
+
+/* A counted access that had to be read. */
+void cl_policy_load(cl_policy_result *out, const cl_trace *trace, const cl_access *access);
+/* CL_POLICY_OURS of cl_trace_policy: adds the loads of the accesses from `count_from`, the start of a turn, to `out`. */
+int cl_replay_ours(const cl_trace *trace, const cl_access *accesses, uint64_t slots, uint64_t count_from,
+                   cl_policy_result *out, cl_error *err);
 
 #endif

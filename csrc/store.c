@@ -83,7 +83,7 @@ void cl_store_forget(cl_store *store, cl_slot *slot) {
     layer->slot_of[slot->expert] = -1;
     layer->is_stale = 1;
     slot->layer = -1;
-    slot->fresh = 0;
+    slot->fresh = slot->is_expected = 0;
     atomic_store(&slot->read.failed, 0);
     if (!cl_store_in_cache(store, slot)) return;
     store->cache_empty++;
@@ -140,17 +140,6 @@ cl_slot *cl_store_empty_slot(cl_store *store) {
     return &store->slots[store->first_empty];
 }
 
-cl_slot *cl_store_free_ring_slot(cl_store *store) {
-    cl_slot *oldest = NULL;
-    for (uint64_t i = store->cache_slots; i < store->cache_slots + store->ring_slots; i++) {
-        cl_slot *slot = &store->slots[i];
-        if (slot->layer < 0) return slot;
-        if (slot->pins || slot->loading) continue;
-        if (!oldest || slot->last_use < oldest->last_use) oldest = slot;
-    }
-    return oldest;
-}
-
 /* Half of the ring, rounded up, stays for those who know what they need. */
 static int ring_has_room(const cl_store *store) {
     uint64_t n = 0;
@@ -172,7 +161,7 @@ static cl_slot *choose(cl_store *store, uint32_t layer, uint32_t expert, cl_purp
     }
     slot = spare_slot(store);
     if (slot || purpose == CL_FOR_WARM) return slot;
-    slot = purpose != CL_FOR_LOOKAHEAD || ring_has_room(store) ? cl_store_free_ring_slot(store) : NULL;
+    slot = purpose != CL_FOR_LOOKAHEAD || ring_has_room(store) ? cl_cache_ring_slot(store) : NULL;
     if (slot || purpose == CL_FOR_PREFILL) return slot;
     slot = purpose == CL_FOR_PREFILL_NOW ? cl_store_empty_slot(store) : NULL;
     if (!slot) slot = cl_cache_victim(store);
@@ -231,6 +220,7 @@ cl_slot *cl_store_acquire(cl_store *store, uint32_t layer, uint32_t expert, cl_p
         cl_store_put(store, slot, layer, expert);
         start_read(store, slot, priority_of(purpose));
         slot->fresh = purpose == CL_FOR_PREFILL || purpose == CL_FOR_PREFILL_NOW;
+        slot->is_expected = purpose == CL_FOR_LOOKAHEAD;
         *loaded = 1;
     } else if (slot->loading && store->io && (purpose == CL_FOR_DECODE || purpose == CL_FOR_PREFILL_NOW)) {
         cl_io_promote(store->io, &slot->read);

@@ -16,6 +16,7 @@ typedef struct cl_slot {
     uint32_t pins;    /* users; a pinned slot keeps its record */
     uint32_t loading; /* read submitted, its end not yet noticed */
     uint32_t fresh;   /* read for a prefill, and not yet counted as one of its uses */
+    uint32_t is_expected; /* read by lookahead, for a turn that has not ended yet */
     uint32_t for_decode; /* a slot of the ring that decoding holds */
     uint32_t is_abandoned; /* in the list that begins at store->abandoned */
     int32_t next_abandoned;
@@ -125,7 +126,6 @@ cl_slot *cl_store_empty_slot(cl_store *store); /* of the cache, the first; NULL:
 void cl_store_forget(cl_store *store, cl_slot *slot);
 /* Gives the slot to another record; what it held is forgotten. */
 void cl_store_put(cl_store *store, cl_slot *slot, uint32_t layer, uint32_t expert);
-cl_slot *cl_store_free_ring_slot(cl_store *store);
 
 /* ---- cache.c ---- */
 
@@ -138,6 +138,8 @@ void cl_cache_tick(cl_store *store); /* once per decode step */
 void cl_cache_open_layer(cl_store *store, uint32_t layer);
 /* The unpinned slot of the cache with the least valued record; NULL if all are in use. Only while none is empty. */
 cl_slot *cl_cache_victim(cl_store *store);
+/* The slot of the ring that is empty, or else free with the least to lose; NULL if all are in use. */
+cl_slot *cl_cache_ring_slot(cl_store *store);
 /* Where decoding puts a record that is not in memory while no slot of the cache is empty. */
 cl_slot *cl_cache_choose(cl_store *store, uint32_t layer, uint32_t expert);
 /* Whether the record in `slot` is worth less than the absent expert. */

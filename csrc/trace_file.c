@@ -298,7 +298,7 @@ cl_access *cl_trace_accesses(const cl_trace *t, cl_error *err) {
     cl_events_begin(&reader, t);
     while (cl_events_next(&reader, &event, NULL) > 0) {
         if (event.kind == CL_EVENT_FAR)
-            all[n++] = (cl_access){(uint32_t)t->first_record[event.layer] + event.expert, 1, turn, step};
+            all[n++] = (cl_access){(uint32_t)t->first_record[event.layer] + event.expert, event.layer, 1, turn, step};
         if (event.kind == CL_EVENT_USES) all[n - 1].uses = event.number;
         if (event.kind != CL_EVENT_NEXT_LAYER && event.kind != CL_EVENT_LAYER && event.kind != CL_EVENT_TICK) continue;
         qsort(all + first, n - first, sizeof *all, by_record);
@@ -308,4 +308,10 @@ cl_access *cl_trace_accesses(const cl_trace *t, cl_error *err) {
     }
     qsort(all + first, n - first, sizeof *all, by_record);
     return all;
+}
+
+uint64_t cl_trace_turn_end(const cl_trace *t, const cl_access *accesses, uint64_t first) {
+    uint64_t end = first + 1;
+    while (end < t->accesses && accesses[end].turn == accesses[first].turn) end++;
+    return end;
 }

@@ -11,7 +11,7 @@
 
 typedef struct state_slot {
     int32_t layer;
-    uint32_t expert, pins, fresh, is_abandoned, zero;
+    uint32_t expert, pins, fresh, is_abandoned, is_expected;
     uint64_t last_use;
 } state_slot;
 _Static_assert(sizeof(state_slot) == CL_STATE_SLOT_BYTES, "the format of traces");
@@ -63,7 +63,7 @@ void cl_state_write(const cl_store *store, uint8_t *out) {
     for (uint64_t i = 0; i < store->cache_slots + store->ring_slots; i++) {
         const cl_slot *slot = &store->slots[i];
         state_slot of = {slot->layer, slot->expert, slot->pins, slot->fresh, slot->pins == 0 && slot->loading,
-                         0,           slot->last_use};
+                         slot->is_expected, slot->last_use};
         put(&s, &of, sizeof of);
     }
 }
@@ -114,6 +114,7 @@ static int read_slot(cl_store *store, uint64_t at, stream *s, cl_error *err) {
     cl_store_put(store, slot, (uint32_t)of.layer, of.expert);
     slot->pins = of.pins;
     slot->fresh = of.fresh != 0;
+    slot->is_expected = of.is_expected != 0;
     slot->loading = of.pins == 0 && of.is_abandoned != 0;
     slot->last_use = of.last_use;
     if (of.pins && cl_store_in_cache(store, slot)) store->cache_pinned++;

@@ -11,8 +11,10 @@ from typing import Any, Self
 from colibri.core._core import ffi, lib
 from colibri.core.errors import InvalidError, error_from
 
-POLICIES = {"LRU": 0, "LFU": 1, "LFRU": 2, "least-stale": 3, "S3-FIFO": 4, "pins": 5, "Belady": 6}
-"""The policies that Trace.policy_loads knows; docs/caching.md defines them."""
+POLICIES = {"LRU": 0, "LFU": 1, "LFRU": 2, "least-stale": 3, "S3-FIFO": 4, "pins": 5, "ours": 6, "Belady": 7}
+"""The policies that Trace.policy knows; docs/caching.md defines them."""
+KNOWN_ONLINE = tuple(name for name in POLICIES if name not in ("pins", "ours", "Belady"))
+"""Those of POLICIES that others use, and that know neither a part to learn from nor the future."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,8 @@ class TraceInfo:
 
 @dataclass(frozen=True)
 class Replay:
-    """What the cache of this build made of a trace; see cl_replay in colibri.h."""
+    """What the cache of this build made of a recording, repeated event by event; see cl_replay in colibri.h."""
 
-    is_exact: int
     hits: int
     loads: int
     prefill_uses: int
@@ -49,9 +50,21 @@ class Replay:
     differences: int
     accesses: int
     decode_loads: int
-    counted_accesses: int
-    counted_loads: int
-    counted_bytes: int
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """What the uses of decoding would have read under a policy, over the counted part; see cl_policy_result."""
+
+    accesses: int
+    steps: int
+    loads: int
+    bytes: int
+
+    @property
+    def hit_rate(self) -> float:
+        """0..1; of no accesses: 0."""
+        return 1 - self.loads / self.accesses if self.accesses else 0.0
 
 
 class Trace:
@@ -74,23 +87,24 @@ class Trace:
             raise InvalidError("the trace is closed")
         return self._handle
 
-    def replay(self, slots: int, count_from: int = 0) -> Replay:
-        """Run the product's own cache over the trace with `slots` (1..records); the `counted_` results leave out the
-        first `count_from` accesses of decoding. Raises InvalidError for a number of slots out of range."""
+    def replay(self) -> Replay:
+        """Repeat the recording through the product's own cache, with its numbers of slots, from its first state."""
         out, err = ffi.new("cl_replay *"), ffi.new("cl_error *")
-        lib.cl_trace_replay(self._c(), _unsigned("slots", slots), _unsigned("count_from", count_from), out, err)
+        lib.cl_trace_replay(self._c(), out, err)
         _raise(err)
         return Replay(**{field.name: int(getattr(out, field.name)) for field in fields(Replay)})
 
-    def policy_loads(self, policy: str, slots: int, count_from: int = 0) -> int:
-        """Return how many of the accesses from `count_from` on would be reads under one of POLICIES."""
-        if policy not in POLICIES:
-            raise InvalidError(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
-        loads, err = ffi.new("uint64_t *"), ffi.new("cl_error *")
+    def policy(self, name: str, slots: int, count_from: int = 0) -> PolicyResult:
+        """Return what the uses of decoding would have read under one of POLICIES with `slots` experts in memory in all
+        (1..records), from an empty cache, counted from the turn of access `count_from` on. Raises InvalidError for a
+        number of slots out of range."""
+        if name not in POLICIES:
+            raise InvalidError(f"policy {name!r} is not one of {', '.join(POLICIES)}")
+        out, err = ffi.new("cl_policy_result *"), ffi.new("cl_error *")
         counts = _unsigned("slots", slots), _unsigned("count_from", count_from)
-        lib.cl_trace_policy(self._c(), POLICIES[policy], *counts, loads, err)
+        lib.cl_trace_policy(self._c(), POLICIES[name], *counts, out, err)
         _raise(err)
-        return int(loads[0])
+        return PolicyResult(**{field.name: int(getattr(out, field.name)) for field in fields(PolicyResult)})
 
     def close(self) -> None:
         """Free the trace; a second call does nothing."""

@@ -156,6 +156,11 @@ def _is_loopback(host: str) -> bool:
 _UNIT = "needed, unless systemd gives "
 
 
+def _ring(value: Any, base: Path) -> int:
+    """0, or as many as the core needs at least, which is 2."""
+    return 0 if value == 0 and not isinstance(value, bool) else int(_integer(2, 1024)(value, base))
+
+
 def _about(parse: Parser, text: str) -> dict[str, Any]:
     return {"parse": parse, "help": text}
 
@@ -178,7 +183,9 @@ class Config:
         _memory, "memory for all of the daemon, such as 24GiB; auto: most of what is available (default: auto)", None
     )
     expert_slots: int = _key(_integer(0, 2**32 - 1), "experts kept in memory; 0: as many as fit", 0)
-    ring_slots: int = _key(_integer(2, 1024), "read buffers beside the expert slots, for prompts and cold experts", 8)
+    ring_slots: int = _key(
+        _ring, "read buffers beside the expert slots, for prompts and cold experts; 0: 8, of few slots a third", 0
+    )
     kv_dtype: str = _key(_choice("f16", "f32"), "number format of keys and values: f16, f32", "f16")
     max_context: int = _key(_integer(0, 2**31 - 1), "longest context in tokens; 0: the model's own limit", 8192)
     kv_tokens: int = _key(

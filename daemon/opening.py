@@ -22,7 +22,7 @@ from colibri.daemon.chat import TextError, TextModel
 from colibri.daemon.config import Config
 from colibri.daemon.machine import anonymous_bytes, available_memory
 from colibri.daemon.model_port import PAGE_POSITIONS
-from colibri.daemon.plan import CoreBytes, MemoryTable, PlanError, Sizes, make_table, resolve_sizes
+from colibri.daemon.plan import CoreBytes, MemoryTable, PlanError, Sizes, make_table, resolve_sizes, ring_slots
 from colibri.daemon.store.folder import OWN_FOLDERS
 
 EXIT_OK = 0
@@ -222,7 +222,7 @@ def model_options(config: Config, sizes: Sizes, slots: int, banned: tuple[int, .
     return core.ModelOptions(
         expert_slots=slots,
         kv_pages=sizes.kv_pages,
-        ring_slots=config.ring_slots,
+        ring_slots=ring_slots(config, slots),
         kv_dtype=config.kv_dtype,  # type: ignore[arg-type]  # checked by config.py
         max_rows=config.max_sequences,
         pass_tokens=sizes.pass_tokens,

@@ -75,6 +75,11 @@ def resolve_sizes(config: Config, max_positions: int) -> Sizes:
     return Sizes(context, -(-tokens // PAGE_POSITIONS), min(config.pass_tokens, context))
 
 
+def ring_slots(config: Config, expert_slots: int) -> int:
+    """Read buffers beside so many expert slots: enough to keep drives busy, and of a small budget not too much."""
+    return config.ring_slots or min(max(expert_slots // 3, 2), 8)
+
+
 @dataclass(frozen=True)
 class Row:
     name: str
@@ -177,7 +182,7 @@ def _rows(config: Config, sizes: Sizes, slots: int, experts: int, core: CoreByte
             f"{sizes.kv_positions} positions in {sizes.kv_pages} pages, {config.kv_dtype}; context {sizes.max_context}",
         ),
         Row("expert slots", core.slots_bytes, f"{slots} of {experts} experts, {mib(core.slot_bytes)} each"),
-        Row("read ring", core.ring_bytes, f"{config.ring_slots} buffers"),
+        Row("read ring", core.ring_bytes, f"{ring_slots(config, slots)} buffers"),
         Row("prefill pass", core.prefill_bytes, f"{sizes.pass_tokens} tokens"),
         Row("buffers", core.total_bytes - named, f"{config.max_sequences} sequences"),
         Row("daemon process", process, "Python, gRPC, tokenizer: measured"),

@@ -23,13 +23,11 @@ from report import cache_folder, commit, result, table
 
 from colibri.core.container import open_container
 from colibri.core.core import Model, ModelOptions, Row, Sampling
-from colibri.core.traces import POLICIES, Trace
+from colibri.core.traces import KNOWN_ONLINE, POLICIES, Trace
 from testkit.repository import ROOT
 from testkit.routing_traces import write_routing
 
 SIZES = (5, 12, 25, 50)
-ONLINE = [name for name in POLICIES if name not in ("pins", "Belady")]
-COLUMNS = [*ONLINE, "pins", "ours", "Belady"]
 SUBJECT_TOKENS = 256
 TEXTS = [
     *("docs/container.md", "csrc/kernels_avx2.c", "daemon/scheduler.py", "LICENSE", "docs/sessions.md", "csrc/core.py"),
@@ -48,7 +46,7 @@ class Rates:
 
     @property
     def best_online(self) -> float:
-        return max(self.hits[name] for name in ONLINE)
+        return max(self.hits[name] for name in KNOWN_ONLINE)
 
 
 # ---- traces ---------------------------------------------------------------------------------------------------------
@@ -145,12 +143,9 @@ def rates_of(name: str, path: Path) -> list[Rates]:
     out = []
     with closing(Trace(path)) as trace:
         half = trace.info.accesses // 2
-        counted = trace.info.accesses - half
         for size in SIZES:
             slots = max(1, round(size / 100 * trace.info.records))
-            loads = {policy: trace.policy_loads(policy, slots, half) for policy in POLICIES}
-            loads["ours"] = trace.replay(slots, half).counted_loads
-            hits = {policy: 100 * (1 - loads[policy] / counted) for policy in COLUMNS}
+            hits = {name: 100 * trace.policy(name, slots, half).hit_rate for name in POLICIES}
             out.append(Rates(name, size, slots, hits))
     return out
 
@@ -158,9 +153,9 @@ def rates_of(name: str, path: Path) -> list[Rates]:
 def show(rates: list[Rates]) -> None:
     table(
         "hit rates in %, counted on the second half of each trace",
-        ["trace", "in memory", *COLUMNS],
+        ["trace", "in memory", *POLICIES],
         [
-            [r.trace, f"{r.slots} ({r.size} %)", *(f"{r.hits[name]:.1f}" for name in COLUMNS)]
+            [r.trace, f"{r.slots} ({r.size} %)", *(f"{r.hits[name]:.1f}" for name in POLICIES)]
             for r in rates
         ],
     )  # fmt: skip

@@ -11,11 +11,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from colibri.core.core import Model, Prefill, Row
 from colibri.core.errors import CorruptError, InvalidError, StorageError, UnsupportedError
-from colibri.core.traces import POLICIES, Trace
-from testkit.models import GREEDY, Tiny, decode, opened, some_tokens
+from colibri.core.traces import KNOWN_ONLINE, POLICIES, Trace
+from testkit.models import GREEDY, Tiny, decode, opened, prefill, some_tokens
 from testkit.routing_traces import TICK, block, header, turn, varint, write_routing
 
 ALL_EXPERTS = 2 * 8  # tiny_int4: two MoE layers of eight
@@ -65,14 +67,14 @@ def test_a_replay_repeats_the_live_counts(
             after = model.stats()
             hits, loads = after.expert_hits - before.expert_hits, after.expert_loads - before.expert_loads
             with Trace(tmp_path / f"{part}.trace") as trace:
-                seen = trace.replay(slots)
+                seen = trace.replay()
                 assert (trace.info.is_complete, trace.info.live_hits, trace.info.live_loads) == (1, hits, loads)
                 assert (trace.info.cache_slots, trace.info.ring_slots) == (slots, ring)
-                assert (seen.is_exact, seen.differences) == (1, 0)
+                assert seen.differences == 0
                 assert (seen.hits, seen.loads) == (hits, loads)
                 assert seen.evictions == after.expert_evictions - before.expert_evictions
             assert hits > 0
-            assert loads > 0 or slots == ALL_EXPERTS
+            assert loads > 0 or slots + ring >= ALL_EXPERTS
 
 
 def test_warm_up_and_learned_heat_are_part_of_the_replay(tiny_int4: Tiny, tmp_path: Path) -> None:
@@ -85,27 +87,51 @@ def test_warm_up_and_learned_heat_are_part_of_the_replay(tiny_int4: Tiny, tmp_pa
             decode(model, model.sequence(), some_tokens(40))
         stats = model.stats()
     with Trace(tmp_path / "trace") as trace:
-        seen = trace.replay(6)
+        seen = trace.replay()
         assert (seen.hits, seen.loads, seen.differences) == (stats.expert_hits, stats.expert_loads, 0)
         assert seen.early_loads == stats.expert_bytes // trace.info.most_record_bytes - stats.expert_loads > 0
 
 
-def test_another_number_of_slots_starts_empty(tiny_int4: Tiny, tmp_path: Path) -> None:
+def test_a_comparison_is_of_decoding_alone_and_from_nothing(tiny_int4: Tiny, tmp_path: Path) -> None:
+    """Prompts, lookahead and learned heat, which the other policies do not get, change nothing."""
+    ids = [some_tokens(60, start=start) for start in range(2)]
+    for name, heat, prompt in (("plain", False, 0), ("busy", True, 30)):
+        with opened(tiny_int4, expert_slots=6, ring_slots=2, max_rows=3, lookahead="on" if heat else "off") as model:
+            if heat:
+                model.import_heat(np.linspace(0, 1, ALL_EXPERTS, dtype=np.float32))
+            with recording(model, tmp_path / name):
+                for tokens in ids:
+                    decode(model, seq := model.sequence(), tokens)
+                    seq.close()
+                    if prompt:
+                        prefill(model, model.sequence(), some_tokens(prompt))
+    with Trace(tmp_path / "plain") as plain, Trace(tmp_path / "busy") as busy:
+        assert busy.info.prefill_uses > 0
+        for slots in (1, 3, 8, 12):
+            assert plain.policy("ours", slots, 100) == busy.policy("ours", slots, 100)
+
+
+def test_the_counted_part_begins_with_a_whole_turn(tiny_int4: Tiny, tmp_path: Path) -> None:
     with opened(tiny_int4, expert_slots=5, max_rows=3) as model, recording(model, tmp_path / "trace"):
         mixed_work(model, seed=3)
     with Trace(tmp_path / "trace") as trace:
-        replays = [trace.replay(slots) for slots in (1, 2, 4, 8, ALL_EXPERTS)]
-        assert not any(replay.is_exact for replay in replays)
-        assert {replay.accesses for replay in replays} == {trace.info.accesses}
-        loads = [replay.decode_loads for replay in replays]
+        every = [trace.policy("ours", slots) for slots in (1, 2, 4, 8, ALL_EXPERTS)]
+        assert {found.accesses for found in every} == {trace.info.accesses}
+        assert len({found.steps for found in every}) == 1
+        assert 0 < every[0].steps <= trace.info.steps  # some steps had no row
+        loads = [found.loads for found in every]
         assert loads == sorted(loads, reverse=True)
         assert loads[-1] <= ALL_EXPERTS
-        half = trace.replay(8, count_from=trace.info.accesses // 2)
-        assert half.counted_accesses == trace.info.accesses - trace.info.accesses // 2
-        assert 0 < half.counted_loads < half.decode_loads
-        for slots in (0, ALL_EXPERTS + 1):
-            with pytest.raises(InvalidError, match=f"slots is {slots}, must be 1..{ALL_EXPERTS}"):
-                trace.replay(slots)
+        half = trace.policy("ours", 8, trace.info.accesses // 2)
+        assert 0 <= half.accesses - (trace.info.accesses - trace.info.accesses // 2) < 8
+        assert 0 < half.loads < every[3].loads
+        assert half.bytes == half.loads * trace.info.most_record_bytes
+        assert 0 < half.steps < trace.info.steps
+        assert trace.policy("ours", 8, 2**40).accesses == 0
+        for name in POLICIES:
+            for slots in (0, ALL_EXPERTS + 1):
+                with pytest.raises(InvalidError, match=f"slots is {slots}, must be 1..{ALL_EXPERTS}"):
+                    trace.policy(name, slots)
 
 
 def test_a_trace_goes_to_a_new_file_and_only_one_at_a_time(tiny_int4: Tiny, tmp_path: Path) -> None:
@@ -152,7 +178,7 @@ def test_a_full_disk_stops_the_trace_and_not_the_model(tiny_int4: Tiny, tmp_path
     with Trace(tmp_path / "trace") as trace:  # what was written can be used
         assert not trace.info.is_complete
         assert trace.info.accesses > 1000
-        assert trace.replay(4).differences == 0
+        assert trace.replay().differences == 0
 
 
 # ---- hostile files --------------------------------------------------------------------------------------------------
@@ -237,10 +263,11 @@ def test_events_without_sense_do_no_harm(tmp_path: Path) -> None:
         ]  # fmt: skip
         payload = b"".join(chance.choice(events)() for _ in range(100))
         with read(tmp_path, header([8, 8], 4096, 4, 2) + block(payload, last=True)) as trace:
+            trace.replay()
             for slots in (1, 4, 16):
-                trace.replay(slots)
                 for policy in POLICIES:
-                    assert trace.policy_loads(policy, slots) <= trace.info.accesses
+                    found = trace.policy(policy, slots)
+                    assert found.loads <= found.accesses == trace.info.accesses
 
 
 # ---- other policies, against plain versions of them -----------------------------------------------------------------
@@ -283,21 +310,42 @@ def test_lru_and_lfu_are_what_they_say(tmp_path: Path, slots: int) -> None:
     routing = some_routing()
     turns = turns_of(routing, 12)
     with Trace(write_routing(tmp_path / "t", routing, 12)) as trace:
-        assert trace.policy_loads("LRU", slots) == plain_loads(turns, slots, lambda r, uses: uses[r][-1])
-        assert trace.policy_loads("LFU", slots) == plain_loads(turns, slots, lambda r, uses: len(uses[r]))
+        assert trace.policy("LRU", slots).loads == plain_loads(turns, slots, lambda r, uses: uses[r][-1])
+        assert trace.policy("LFU", slots).loads == plain_loads(turns, slots, lambda r, uses: len(uses[r]))
 
 
-@pytest.mark.parametrize("slots", [1, 3, 6])
-def test_nothing_beats_belady_and_belady_is_the_optimum(tmp_path: Path, slots: int) -> None:
-    routing = some_routing(steps=60)
-    with Trace(write_routing(tmp_path / "t", routing, 12)) as trace:
-        best = trace.policy_loads("Belady", slots)
-        for policy in POLICIES:
-            assert trace.policy_loads(policy, slots) >= best
+def steps_of(layers: int) -> st.SearchStrategy[list[list[set[int]]]]:
+    """Of each step and layer the experts that are wanted."""
+    wanted = st.sets(st.integers(0, 7), min_size=1)
+    return st.lists(st.lists(wanted, min_size=layers, max_size=layers), max_size=25)
+
+
+@given(
+    steps=st.integers(1, 3).flatmap(steps_of),
+    slots=st.integers(1, 8),
+    ring=st.integers(2, 8),
+    share=st.sampled_from([0, 0, 0.3, 0.7]),
+)
+def test_nothing_beats_belady(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[list[set[int]]], slots: int, ring: int, share: float
+) -> None:
+    layers = len(steps[0]) if steps else 1
+    payload = b"".join(b"".join(turn((e, 1) for e in sorted(ids)) for ids in step) + bytes([TICK]) for step in steps)
+    wanted = [(layer, e) for step in steps for layer, ids in enumerate(step) for e in ids]
+    data = header([8] * layers, 4096, 1, ring) + block(payload, last=True, steps=len(steps))
+    with read(tmp_path_factory.getbasetemp(), data) as trace:
+        count_from = int(share * len(wanted))
+        loads = {name: trace.policy(name, slots, count_from).loads for name in POLICIES}
+        assert loads["Belady"] == min(loads.values())
+        if count_from == 0:
+            assert loads["Belady"] >= len(set(wanted))
+
+
+def test_belady_is_the_optimum(tmp_path: Path) -> None:
     tiny = some_routing(steps=6, layers=1, experts=5, top_k=1)
     sequence = [int(e) for step in tiny for ids in step for e in ids]
     with Trace(write_routing(tmp_path / "tiny", tiny, 5)) as trace:
-        assert trace.policy_loads("Belady", 2) == fewest_loads(tuple(sequence), frozenset(), 2)
+        assert trace.policy("Belady", 2).loads == fewest_loads(tuple(sequence), frozenset(), 2)
 
 
 def fewest_loads(sequence: tuple[int, ...], resident: frozenset[int], slots: int) -> int:
@@ -320,9 +368,9 @@ def test_pins_are_learned_from_what_is_not_counted(tmp_path: Path) -> None:
     pinned = set(np.argsort(-counts, kind="stable")[:10].tolist())
     with Trace(write_routing(tmp_path / "t", routing, 12)) as trace:
         expected = sum(r not in pinned for t in turns[half:] for r in t)
-        assert trace.policy_loads("pins", 10, count_from=3 * half) == expected
+        assert trace.policy("pins", 10, count_from=3 * half).loads == expected
         with pytest.raises(InvalidError, match="policy 'MRU' is not one of LRU, LFU"):
-            trace.policy_loads("MRU", 10)
+            trace.policy("MRU", 10)
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -330,5 +378,5 @@ def test_ours_beats_recency_and_frequency_on_drifting_routing(tmp_path: Path, ro
     routing = some_routing(steps=1200, experts=12)
     with Trace(write_routing(tmp_path / "t", routing, 12, rows=rows)) as trace:
         for slots in (4, 9, 18):
-            ours = trace.replay(slots).decode_loads
-            assert ours <= min(trace.policy_loads(policy, slots) for policy in ("LRU", "LFU", "LFRU", "least-stale"))
+            ours = trace.policy("ours", slots).loads
+            assert ours <= min(trace.policy(policy, slots).loads for policy in KNOWN_ONLINE)

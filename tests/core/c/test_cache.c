@@ -85,10 +85,10 @@ static void check_tables(const cl_store *s) {
 }
 
 /* The definition: least value minus price x time until the layer's turn; ties to the longest unused. */
-static const cl_slot *plain_victim(const cl_store *s) {
+static const cl_slot *plain_victim(const cl_store *s, uint64_t begin, uint64_t end) {
     const cl_slot *victim = NULL;
     double least = 0;
-    for (uint64_t i = 0; i < s->cache_slots; i++) {
+    for (uint64_t i = begin; i < end; i++) {
         const cl_slot *slot = &s->slots[i];
         if (slot->layer < 0 || slot->pins || slot->loading) continue;
         int64_t ahead = slot->layer - s->cache.layer_at;
@@ -109,7 +109,7 @@ static void test_victims(void) {
         for (uint32_t l = 0; l < LAYERS; l++) {
             random_turn(&f.store, l);
             check_tables(&f.store);
-            if (!f.store.cache_empty) CHECK(cl_cache_victim(&f.store) == plain_victim(&f.store));
+            if (!f.store.cache_empty) CHECK(cl_cache_victim(&f.store) == plain_victim(&f.store, 0, SLOTS));
         }
         cl_cache_tick(&f.store);
         check_tables(&f.store);
@@ -184,6 +184,57 @@ static void test_ring(void) {
     }
     CHECK(loads == 0);
     CHECK(cl_store_in_cache(s, &s->slots[s->layers[1].slot_of[4]]));
+    free(f.memory);
+}
+
+/* What it takes the place of stays in the ring, and what was read there with the least to lose goes first. */
+static void test_ring_keeps_the_best(void) {
+    fixture f;
+    fill(&f, 6, 3);
+    cl_store *s = &f.store;
+    const uint32_t both[] = {4, 5};
+    for (int step = 0; step < 60; step++) { /* {0, 1} of layer 1 cool down and leave the cache, one by one */
+        use(s, 1, both, 2);
+        cl_cache_tick(s);
+        check_tables(s);
+    }
+    for (uint32_t i = 0; i < 2; i++) CHECK(cl_store_in_cache(s, &s->slots[s->layers[1].slot_of[both[i]]]));
+    uint32_t in_ring = 0;
+    for (uint64_t i = s->cache_slots; i < s->cache_slots + s->ring_slots; i++)
+        if (s->slots[i].layer >= 0) in_ring += s->slots[i].expert < 2; /* hot once, and still in memory */
+    CHECK(in_ring == 2);
+    cl_cache_open_layer(s, 2);
+    for (uint32_t cold = 4; cold < 8; cold++) {
+        cl_slot before[3];
+        const cl_slot *ring = s->slots + s->cache_slots, *least = plain_victim(s, s->cache_slots, s->cache_slots + 3);
+        memcpy(before, ring, sizeof before);
+        int is_full = ring[0].layer >= 0 && ring[1].layer >= 0 && ring[2].layer >= 0, loaded;
+        cl_slot *slot = cl_store_acquire(s, 2, cold, CL_FOR_DECODE, &loaded);
+        CHECK(loaded && (is_full ? slot == least : before[slot - ring].layer < 0));
+        for (int i = 0; i < 3; i++)
+            if (slot != &ring[i]) CHECK(ring[i].layer == before[i].layer && ring[i].expert == before[i].expert);
+        cl_store_release(s, slot);
+    }
+    free(f.memory);
+}
+
+/* What lookahead has read for a turn that is yet to come is not given to a cold record while another slot is free. */
+static void test_expected(void) {
+    fixture f;
+    int loaded;
+    fill(&f, 6, 3);
+    cl_store *s = &f.store;
+    cl_slot *ahead = cl_store_acquire(s, 2, 6, CL_FOR_LOOKAHEAD, &loaded);
+    CHECK(ahead && loaded && !cl_store_in_cache(s, ahead));
+    cl_store_release(s, ahead);
+    for (uint32_t cold = 2; cold < 8; cold++) {
+        CHECK(use(s, 1, &cold, 1) == 1);
+        CHECK(cl_store_resident(s, 2, 6));
+    }
+    CHECK(use(s, 2, (uint32_t[]){0, 1}, 2) == 0); /* its turn: it was not wanted */
+    cl_cache_tick(s);
+    CHECK(!ahead->is_expected);
+    check_tables(s);
     free(f.memory);
 }
 
@@ -352,6 +403,8 @@ int main(void) {
     test_victims();
     test_purposes();
     test_ring();
+    test_ring_keeps_the_best();
+    test_expected();
     test_moving_up_after_a_failure();
     test_waiting();
     test_heat();

@@ -132,8 +132,8 @@ static uint64_t check_file(fixture *f, uint32_t is_complete) {
     CHECK(cl_trace_open(&trace, f->path, &err) == CL_OK);
     cl_trace_get_info(trace, &info);
     CHECK(info.is_complete == is_complete);
-    CHECK(cl_trace_replay(trace, SLOTS, 0, &replay, &err) == CL_OK);
-    CHECK(replay.is_exact && replay.differences == 0 && replay.accesses == info.accesses);
+    CHECK(cl_trace_replay(trace, &replay, &err) == CL_OK);
+    CHECK(replay.differences == 0 && replay.accesses == info.accesses);
     cl_trace_close(trace);
     unlink(f->path);
     free(f->memory);
