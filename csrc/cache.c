@@ -145,6 +145,7 @@ static void close_layer(cl_store *store) {
     layer->is_stale = 1;
     for (uint64_t i = store->cache_slots; i < store->cache_slots + store->ring_slots; i++) {
         cl_slot *slot = &store->slots[i];
+        slot->for_decode = 0;
         if (slot->layer == cache->open_layer) slot->is_expected = 0;
         if (slot->layer == cache->open_layer && layer->wanted[slot->expert] && slot->pins == 0 && !slot->loading)
             move_up(store, slot);
@@ -238,7 +239,7 @@ cl_slot *cl_cache_ring_slot(cl_store *store) {
     return least;
 }
 
-cl_slot *cl_cache_choose(cl_store *store, uint32_t layer, uint32_t expert) {
+cl_slot *cl_cache_choose(cl_store *store, uint32_t layer, uint32_t expert, int may_wait) {
     cl_cache *cache = &store->cache;
     const cl_store_layer *at = &store->layers[layer];
     cl_slot *victim = cl_cache_victim(store), *beside = cl_cache_ring_slot(store);
@@ -247,7 +248,7 @@ cl_slot *cl_cache_choose(cl_store *store, uint32_t layer, uint32_t expert) {
     double mine = worth(store, layer, at->value[expert] + (at->wanted[expert] ? 0 : bonus(cache)));
     if (beside && (mine < least || (!beside->is_expected && worth_in(store, beside) < least))) return beside;
     uint32_t enough = store->ring_slots < ENOUGH_READS ? (uint32_t)store->ring_slots : ENOUGH_READS;
-    if (mine < least && enough && held_by_decode(store) >= enough) return NULL;
+    if (may_wait && mine < least && enough && held_by_decode(store) >= enough) return NULL;
     pay(cache, *value_at(store, victim));
     return victim;
 }

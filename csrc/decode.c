@@ -94,10 +94,10 @@ static void count_use(decode *d, uint32_t layer, const cl_use *use, int loaded) 
 }
 
 /* 1 if the use has its slot. */
-static int acquire_use(decode *d, uint32_t layer, cl_use *use) {
+static int acquire_use(decode *d, uint32_t layer, cl_use *use, cl_purpose purpose) {
     int loaded;
     use->slot =
-        cl_store_acquire(&d->m->store, (uint32_t)d->m->layers[layer].store_layer, use->expert, CL_FOR_DECODE, &loaded);
+        cl_store_acquire(&d->m->store, (uint32_t)d->m->layers[layer].store_layer, use->expert, purpose, &loaded);
     if (use->slot) count_use(d, layer, use, loaded);
     return use->slot != NULL;
 }
@@ -113,8 +113,15 @@ static void acquire_resident(decode *d, uint32_t layer) {
     for (uint32_t u = 0; u < d->n_uses; u++) {
         cl_use *use = &d->m->work.uses[u];
         if (cl_store_resident(&d->m->store, (uint32_t)d->m->layers[layer].store_layer, use->expert))
-            acquire_use(d, layer, use);
+            acquire_use(d, layer, use, CL_FOR_DECODE);
     }
+}
+
+/* Whether a slot will come free as this layer's turn goes on. */
+static int holds_slots(const decode *d) {
+    for (uint32_t u = 0; u < d->n_uses; u++)
+        if (d->m->work.uses[u].slot) return 1;
+    return 0;
 }
 
 /* Starts the read of every use that has no slot yet, as far as there are slots; later calls go on from there. Only when
@@ -122,7 +129,9 @@ static void acquire_resident(decode *d, uint32_t layer) {
 static void acquire_absent(decode *d, uint32_t layer) {
     for (uint32_t u = 0; u < d->n_uses; u++) {
         cl_use *use = &d->m->work.uses[u];
-        if (!use->done && !use->slot && use_is_wanted(d, layer, use) && !acquire_use(d, layer, use)) return;
+        if (use->done || use->slot || !use_is_wanted(d, layer, use) || acquire_use(d, layer, use, CL_FOR_DECODE))
+            continue;
+        if (holds_slots(d) || !acquire_use(d, layer, use, CL_FOR_DECODE_NOW)) return;
     }
     cl_lookahead_read(d->m);
 }

@@ -84,7 +84,9 @@ static void release_turn(replay *r) {
 
 static void decode_acquire(replay *r, const cl_event *e) {
     int loaded;
-    if (!cl_store_acquire(&r->store, e->layer, e->expert, CL_FOR_DECODE, &loaded)) loaded = 1;
+    if (!cl_store_acquire(&r->store, e->layer, e->expert, CL_FOR_DECODE, &loaded) &&
+        !cl_store_acquire(&r->store, e->layer, e->expert, CL_FOR_DECODE_NOW, &loaded))
+        loaded = 1;
     cl_cache_touch(&r->store, e->layer, e->expert, 1);
     r->out->accesses++;
     r->out->loads += (uint64_t)loaded;

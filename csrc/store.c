@@ -153,11 +153,13 @@ static cl_slot *spare_slot(cl_store *store) {
     return store->cache_pinned + 2 <= store->cache_slots ? cl_store_empty_slot(store) : NULL;
 }
 
+static int is_decode(cl_purpose purpose) { return purpose == CL_FOR_DECODE || purpose == CL_FOR_DECODE_NOW; }
+
 static cl_slot *choose(cl_store *store, uint32_t layer, uint32_t expert, cl_purpose purpose) {
     cl_slot *slot;
-    if (purpose == CL_FOR_DECODE) {
+    if (is_decode(purpose)) {
         slot = cl_store_empty_slot(store);
-        return slot ? slot : cl_cache_choose(store, layer, expert);
+        return slot ? slot : cl_cache_choose(store, layer, expert, purpose == CL_FOR_DECODE);
     }
     slot = spare_slot(store);
     if (slot || purpose == CL_FOR_WARM) return slot;
@@ -212,7 +214,7 @@ static void start_read(cl_store *store, cl_slot *slot, cl_priority priority) {
 cl_slot *cl_store_acquire(cl_store *store, uint32_t layer, uint32_t expert, cl_purpose purpose, int *loaded) {
     *loaded = 0;
     cl_store_settle(store);
-    if (purpose == CL_FOR_DECODE) cl_cache_open_layer(store, layer);
+    if (is_decode(purpose)) cl_cache_open_layer(store, layer);
     cl_slot *slot = find(store, layer, expert);
     if (!slot) {
         slot = choose(store, layer, expert, purpose);
@@ -222,11 +224,11 @@ cl_slot *cl_store_acquire(cl_store *store, uint32_t layer, uint32_t expert, cl_p
         slot->fresh = purpose == CL_FOR_PREFILL || purpose == CL_FOR_PREFILL_NOW;
         slot->is_expected = purpose == CL_FOR_LOOKAHEAD;
         *loaded = 1;
-    } else if (slot->loading && store->io && (purpose == CL_FOR_DECODE || purpose == CL_FOR_PREFILL_NOW)) {
+    } else if (slot->loading && store->io && (is_decode(purpose) || purpose == CL_FOR_PREFILL_NOW)) {
         cl_io_promote(store->io, &slot->read);
     }
     pin(store, slot);
-    if (purpose == CL_FOR_DECODE && !cl_store_in_cache(store, slot)) slot->for_decode = 1;
+    if (is_decode(purpose) && !cl_store_in_cache(store, slot)) slot->for_decode = 1;
     cl_record_acquire(store, slot, purpose, *loaded);
     return slot;
 }

@@ -17,7 +17,7 @@ typedef struct cl_slot {
     uint32_t loading; /* read submitted, its end not yet noticed */
     uint32_t fresh;   /* read for a prefill, and not yet counted as one of its uses */
     uint32_t is_expected; /* read by lookahead, for a turn that has not ended yet */
-    uint32_t for_decode; /* a slot of the ring that decoding holds */
+    uint32_t for_decode; /* a slot of the ring that decoding holds; stays set while a prompt holds it too */
     uint32_t is_abandoned; /* in the list that begins at store->abandoned */
     int32_t next_abandoned;
     uint64_t last_use;
@@ -80,8 +80,9 @@ typedef struct cl_store {
 
 /* Whom a slot is for decides where it may come from.
  *  DECODE: an empty slot of the cache; else the place of the least valued record of the cache, or, if the new record is
- * worth less than that one, a free slot of the ring, or none for now if decoding holds enough of the ring to keep the
- * drives busy. What the ring holds moves into the cache when it turns out to be worth it.
+ * worth less than that one, a free slot of the ring, or none for now if enough of the ring is held to keep the drives
+ * busy. What the ring holds moves into the cache when it turns out to be worth it. DECODE_NOW: as DECODE, when decoding
+ * itself holds nothing that it could give back and wait for: never "none for now".
  *  PREFILL: a free slot of the ring, or an empty one of the cache as long as another one stays unpinned (a cursor may
  * be suspended while it holds slots, and decoding must be able to go on). Evicts nothing. PREFILL_NOW: as PREFILL,
  * else the least valued one of the cache; a suspended cursor may keep it only while another one is unpinned.
@@ -94,7 +95,8 @@ typedef enum cl_purpose {
     CL_FOR_PREFILL_NOW,
     CL_FOR_LOOKAHEAD,
     CL_FOR_WARM,
-    CL_PURPOSES
+    CL_PURPOSES_RECORDED, /* the others are, in a trace, a turn's uses */
+    CL_FOR_DECODE_NOW = CL_PURPOSES_RECORDED
 } cl_purpose;
 typedef enum cl_slot_state { CL_SLOT_LOADING, CL_SLOT_READY, CL_SLOT_FAILED } cl_slot_state;
 
@@ -140,8 +142,9 @@ void cl_cache_open_layer(cl_store *store, uint32_t layer);
 cl_slot *cl_cache_victim(cl_store *store);
 /* The slot of the ring that is empty, or else free with the least to lose; NULL if all are in use. */
 cl_slot *cl_cache_ring_slot(cl_store *store);
-/* Where decoding puts a record that is not in memory while no slot of the cache is empty. */
-cl_slot *cl_cache_choose(cl_store *store, uint32_t layer, uint32_t expert);
+/* Where decoding puts a record that is not in memory while no slot of the cache is empty. NULL: it waits for a slot of
+ * its own, unless it may not; or all are in use. */
+cl_slot *cl_cache_choose(cl_store *store, uint32_t layer, uint32_t expert, int may_wait);
 /* Whether the record in `slot` is worth less than the absent expert. */
 int cl_cache_is_colder(const cl_store *store, const cl_slot *slot, uint32_t layer, uint32_t expert);
 void cl_cache_set_heats(cl_store *store, const float *heat); /* of all experts, layer by layer, 0..1 */

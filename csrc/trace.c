@@ -123,7 +123,7 @@ static void begin_turn(cl_store *store, cl_recorder *r, int32_t layer) {
 void cl_recorder_acquire(cl_store *store, const cl_slot *slot, cl_purpose purpose, int loaded) {
     cl_recorder *r = begin_event(store);
     if (!r) return;
-    if (purpose != CL_FOR_DECODE) {
+    if (purpose != CL_FOR_DECODE && purpose != CL_FOR_DECODE_NOW) {
         put_byte(r, CL_EVENT_ACQUIRE);
         put_number(r, 2 * purpose + (loaded != 0));
         put_record(r, CL_EVENT_ACQUIRE, (uint32_t)slot->layer, slot->expert);

@@ -112,7 +112,7 @@ int cl_events_next(cl_event_reader *r, cl_event *event, cl_error *err) {
     case CL_EVENT_USES:
     case CL_EVENT_ACQUIRE:
         if (!get_number(r, &number)) return damaged(r, "ends early", err);
-        if (number > UINT32_MAX || (event->kind == CL_EVENT_ACQUIRE && number >= 2 * CL_PURPOSES))
+        if (number > UINT32_MAX || (event->kind == CL_EVENT_ACQUIRE && number >= 2 * CL_PURPOSES_RECORDED))
             return damaged(r, "has a number out of range", err);
         event->number = (uint32_t)number;
         return event->kind == CL_EVENT_USES ? 1 : get_record(r, event, err);

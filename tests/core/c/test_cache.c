@@ -270,21 +270,42 @@ static void test_moving_up_after_a_failure(void) {
 static void test_waiting(void) {
     fixture f;
     int loaded;
-    cl_slot *held[8];
-    fill(&f, 6, 8);
+    cl_slot *held[5];
+    fill(&f, 6, 5);
     cl_store *s = &f.store;
-    const uint32_t cold[] = {2, 3, 4, 5, 6, 7};
-    for (uint32_t i = 0; i < 6; i++) {
-        held[i] = cl_store_acquire(s, 0, cold[i], CL_FOR_DECODE, &loaded);
+    for (uint32_t i = 0; i < 5; i++) {
+        held[i] = cl_store_acquire(s, 0, 2 + i, CL_FOR_DECODE, &loaded);
         CHECK(held[i] && loaded && !cl_store_in_cache(s, held[i]));
     }
-    for (uint32_t i = 6; i < 8; i++) held[i] = cl_store_acquire(s, 1, cold[i - 6], CL_FOR_DECODE, &loaded);
-    CHECK(cl_store_acquire(s, 1, 7, CL_FOR_DECODE, &loaded) == NULL && !loaded);
+    CHECK(cl_store_acquire(s, 0, 7, CL_FOR_DECODE, &loaded) == NULL && !loaded);
     cl_store_release(s, held[3]);
-    held[3] = cl_store_acquire(s, 1, 7, CL_FOR_DECODE, &loaded);
+    held[3] = cl_store_acquire(s, 0, 7, CL_FOR_DECODE, &loaded);
     CHECK(held[3] && loaded && !cl_store_in_cache(s, held[3]));
-    for (uint32_t i = 0; i < 8; i++) cl_store_release(s, held[i]);
+    for (uint32_t i = 0; i < 5; i++) cl_store_release(s, held[i]);
     for (uint32_t l = 0; l < LAYERS; l++) CHECK(cl_store_resident(s, l, 0) && cl_store_resident(s, l, 1));
+    free(f.memory);
+}
+
+/* A prompt that is suspended keeps the ring: decoding, which holds nothing, cannot wait for it. */
+static void test_waiting_for_a_prompt(void) {
+    fixture f;
+    int loaded;
+    cl_slot *both[2];
+    fill(&f, 6, 2);
+    cl_store *s = &f.store;
+    for (uint32_t i = 0; i < 2; i++) {
+        both[i] = cl_store_acquire(s, 0, 2 + i, CL_FOR_PREFILL, &loaded);
+        CHECK(both[i] == cl_store_acquire(s, 0, 2 + i, CL_FOR_DECODE, &loaded) && !loaded);
+    }
+    CHECK(cl_store_acquire(s, 0, 4, CL_FOR_DECODE, &loaded) == NULL);
+    for (uint32_t i = 0; i < 2; i++) cl_store_release(s, both[i]); /* by decoding */
+    cl_slot *now = cl_store_acquire(s, 0, 4, CL_FOR_DECODE_NOW, &loaded);
+    CHECK(now && loaded && cl_store_in_cache(s, now));
+    cl_store_release(s, now);
+    cl_cache_tick(s);
+    for (uint32_t i = 0; i < 2; i++) CHECK(both[i]->pins == 1 && !both[i]->for_decode);
+    for (uint32_t i = 0; i < 2; i++) cl_store_release(s, both[i]);
+    check_tables(s);
     free(f.memory);
 }
 
@@ -407,6 +428,7 @@ int main(void) {
     test_expected();
     test_moving_up_after_a_failure();
     test_waiting();
+    test_waiting_for_a_prompt();
     test_heat();
     test_written_state();
     return test_result();
