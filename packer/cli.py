@@ -15,7 +15,7 @@ from colibri.core.container import ContainerError
 from colibri.core.errors import CoreError
 from colibri.packer.arguments import add_arguments
 from colibri.packer.commands import run_export, run_inspect, run_pack, run_plan, run_verify
-from colibri.packer.disk import REFUSALS, DriveError
+from colibri.packer.disk import REFUSALS, DriveError, refusal_text
 from colibri.packer.drive_commands import run_repair, run_restripe, run_scrub
 from colibri.packer.errors import CheckpointError, FolderError
 from colibri.packer.interrupt import Interrupted, raised
@@ -62,9 +62,9 @@ _DESCRIPTIONS = {
     "export": "Writes a container back as a Hugging Face checkpoint, with the weights that the daemon computes with.",
 }
 _EXIT_CODES = """\
-exit codes: 0 done; 1 refused, or a fault was found (source, container or folder); 2 wrong usage; 74 a drive failed or
-is full; 130 interrupted (SIGINT), 143 terminated (SIGTERM). A pack or restripe that ended with 74, 130 or 143, or was
-killed, goes on when the same command is run again.
+exit codes: 0 done; 1 refused, or a fault was found (source, container or folder); 2 wrong usage; 74 a drive failed, is
+full or can only be read; 130 interrupted (SIGINT), 143 terminated (SIGTERM). A pack or restripe that ended with 74, 130
+or 143, or was killed, goes on when the same command is run again.
 """
 
 
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DriveError as error:
         return _fail(options, str(error), EXIT_IO, error.facts)
     except OSError as error:
-        return _fail(options, str(error), EXIT_FAILED if error.errno in REFUSALS else EXIT_IO)
+        return _fail(options, refusal_text(error), EXIT_FAILED if error.errno in REFUSALS else EXIT_IO)
     except KeyboardInterrupt as error:
         number = error.number if isinstance(error, Interrupted) else signal.SIGINT
         what = "terminated" if number == signal.SIGTERM else "interrupted"

@@ -63,10 +63,11 @@ def run_plan(options: argparse.Namespace) -> int:
         plan = _plan(options, checkpoint, given or [1] * len(drives))
         if placed:
             check_pack(checkpoint, plan, folders, room=not unknown or len(by_file_system(folders)) == 1)
+        warnings = shared_drive_warnings(folders, plan.manifest.layout) if placed else []
     if options.json:
-        print_json({**show.plan_json(plan, folders), "weights_unknown": unknown})
+        print_json({**show.plan_json(plan, folders), "weights_unknown": unknown, "drive_warnings": warnings})
     else:
-        print(show.plan_text(plan, folders) + ("\n\n" + show.UNKNOWN_WEIGHTS if unknown else ""))
+        print(show.plan_text(plan, folders, warnings) + ("\n\n" + show.UNKNOWN_WEIGHTS if unknown else ""))
     return 0
 
 

@@ -204,8 +204,8 @@ _NEEDS = (
 )
 
 
-def plan_text(plan: PackPlan, folders: Sequence[Path]) -> str:
-    """Return a plan for people."""
+def plan_text(plan: PackPlan, folders: Sequence[Path], warnings: Sequence[str] = ()) -> str:
+    """Return a plan for people; `warnings` are those about its folders."""
     manifest = plan.manifest
     mirrors = _mirror_bytes(manifest.layout)
     drives: list[tuple[str, ...]] = [("folder", "weight", "stripe", "mirror", "needs at most")]
@@ -217,7 +217,7 @@ def plan_text(plan: PackPlan, folders: Sequence[Path]) -> str:
     if not any(mirrors):
         drives = [(*row[:3], row[4]) for row in drives]
     tables = [table(drives), _NEEDS, "", table(_dense_rows(manifest)), "", table(_layer_rows(manifest)), ""]
-    notes = _skipped(manifest) + _warnings(manifest)
+    notes = _skipped(manifest) + _warnings(manifest) + [f"warning: {text}" for text in warnings]
     return "\n".join([*tables, *notes]).rstrip()
 
 
