@@ -46,7 +46,7 @@ def repair(
     broken or another model, FolderError, DriveError for what the drives refuse.
     """
     disk, reporter = disk or Disk(), reporter or Silent()
-    with ContainerFolders(primary, stripes) as folders, _alone(folders.paths[0]):
+    with ContainerFolders(primary, stripes, partial=True) as folders, _alone(folders.paths[0]):
         manifest = folders.manifest
         rebuilder = None if checkpoint is None else Rebuilder(checkpoint, manifest)
         places, unplaced = find_places(folders.paths, manifest)
