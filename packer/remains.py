@@ -41,7 +41,7 @@ class Remains:
         more = self._advice() | self._table_advice(survey.faults)
         self.faults = [text + more.get(text, "") for text in survey.faults]
         self.warnings = [text + more.get(text, "") for text in survey.warnings]
-        (self.warnings if mirrored else self.faults).extend(folders.warnings)
+        (self.warnings if mirrored else self.faults)[:0] = folders.warnings
 
     def extents(self, layer_index: int) -> ExtentTable:
         """Return the extents of a layer, [experts, extents_per_record] of EXTENT; CRC-32Cs only where there are any."""

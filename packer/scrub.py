@@ -64,8 +64,8 @@ def scrub(primary: Path, stripes: list[Path], pace: Pace, reporter: Reporter) ->
     with ContainerFolders(primary, stripes, partial=True) as folders:
         remains = Remains(folders)
         done = Scrubbing(remains.faults, remains.warnings)
-        for text in done.told:
-            reporter.note(f"warning: {text}")
+        for text in (*done.faults, *(f"warning: {text}" for text in done.warnings)):
+            reporter.note(text)
         work = _by_records if remains.extent_crcs is None else _by_extents
         for count in work(remains, done, reporter):
             done.read_bytes += count
