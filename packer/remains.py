@@ -8,14 +8,17 @@ container's. Says of each lost or damaged stripe how many experts that concerns,
 import os
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
+from colibri.core.container_files import ALIGN
 from colibri.core.container_folders import ContainerFolders
 from colibri.core.container_stripes import Copy, DamagedFile
 from colibri.core.container_survey import EXTENTS_NAME, RECORDS_NAME, Survey, checked_extents
 from colibri.core.direct_file import DirectFile
 from colibri.core.striping import ExtentTable, layer_extents
+from colibri.packer.places import has_our_header
 from colibri.packer.wording import counted
 
 _PROBED = 32  # extents of a damaged file of which one must pass before its others are held against their checksums
@@ -118,13 +121,14 @@ class Remains:
     def _damaged_advice(self, file: DamagedFile) -> str:
         copies = self._copies[file.number]
         left = max((copy.bytes for copy in copies if copy.path == file.path), default=0)
-        other = any(copy.mirror != file.mirror for copy in copies)
-        origin = (
-            ("from its stripe" if file.mirror else "from its mirror") if other else "from the checkpoint (--source)"
-        )
         concerned = self._concerned(file.number, left)
         if not os.access(file.path, os.R_OK):
             return f"; {concerned}"  # a repair by this user could not read it either
+        other = any(copy.mirror != file.mirror for copy in copies)
+        twin = "from its stripe" if file.mirror else "from its mirror"
+        origin = twin if other else "from the checkpoint (--source)"
+        if not left and _shows_nothing_ours(file.path):
+            return f"; {concerned}: if it is not needed, remove it, and `colibri-pack repair` makes it anew {origin}"
         return f"; {concerned}: `colibri-pack repair` sets it right, {origin}"
 
     def _concerned(self, number: int, left: int) -> str:
@@ -138,3 +142,8 @@ class Remains:
             return "the bytes of all its experts are there"
         where = "behind its end" if left else "in it"
         return f"{count} of {counted(self._experts, 'expert')} {'has' if count == 1 else 'have'} bytes {where}"
+
+
+def _shows_nothing_ours(path: Path) -> bool:
+    """Whether a repair refuses to write over a file of which no data could be told to be this container's."""
+    return not path.is_file() or (path.stat().st_size > ALIGN and not has_our_header(path))

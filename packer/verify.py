@@ -128,7 +128,7 @@ def _dense_checks(remains: Remains) -> Iterator[Checked]:
 
 def _is_readable(path: Path) -> bool:
     """Whether there is such a file, and it can be opened; where it cannot, the survey has said why."""
-    return path.is_file() and os.access(path, os.R_OK)
+    return os.access(path, os.R_OK) and path.is_file()
 
 
 def _check_tensor(path: Path, files: _Files, tensor: manifest_pb2.DenseTensor) -> Checked:

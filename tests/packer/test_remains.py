@@ -109,11 +109,15 @@ def test_a_stripe_with_a_damaged_header_is_read_all_the_same(folders: list[Path]
     is_mended(folders, before, td)
 
 
-def test_a_file_that_holds_nothing_of_the_container_is_one_fault(folders: list[Path]) -> None:
+def test_a_file_that_holds_nothing_of_the_container_is_one_fault(folders: list[Path], td: Path) -> None:
+    before = raw(folders)
     overwrite(stripe(folders, 1), 0, os.urandom(stripe(folders, 1).stat().st_size))
     assert (len(scrubbed(folders).told), len(verified(folders).faults)) == (1, 1)
-    assert f"2 of {EXPERTS} experts have bytes in it" in verified(folders).faults[0]
+    told = "if it is not needed, remove it, and `colibri-pack repair` makes it anew from the checkpoint (--source)"
+    assert verified(folders).faults[0].endswith(f"; 2 of {EXPERTS} experts have bytes in it: {told}")
     assert experts(verified(folders)) == (6, 0, 2, 0)
+    stripe(folders, 1).unlink()
+    is_mended(folders, before, td)
 
 
 def test_a_cut_copy_whose_other_one_is_whole_costs_no_expert(twofold: list[Path]) -> None:
