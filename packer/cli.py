@@ -48,8 +48,9 @@ _DESCRIPTIONS = {
     "pack": _DESCRIPTION,
     "plan": "Prints what a pack with these options would do, and writes nothing. With --out, what the pack refuses "
     "is refused, as far as that can be known without writing; without, it only says what would be needed.",
-    "inspect": "Prints what a container holds. With every --stripe given, opens all of its files too.",
-    "verify": "Reads every byte of a container and names every fault.",
+    "inspect": "Prints what a container holds. With every --stripe given, looks at all of its files too and names "
+    "what is damaged or lost.",
+    "verify": "Reads every byte of a container and names every fault, of one with damaged or lost files too.",
     "restripe": "Moves a container to other folders: other drives, or other weights. The checkpoint is not needed, the "
     "old container stays as it is, and sessions go on with the new one. A move that was stopped goes on when the same "
     "command is run again.",

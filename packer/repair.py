@@ -47,7 +47,7 @@ def repair(
     broken or another model, FolderError, DriveError for what the drives refuse.
     """
     disk, reporter = disk or Disk(), reporter or Silent()
-    with ContainerFolders(primary, stripes) as folders, _alone(folders.paths[0]):
+    with ContainerFolders(primary, stripes, partial=True) as folders, _alone(folders.paths[0]):
         manifest = folders.manifest
         rebuilder = None if checkpoint is None else Rebuilder(checkpoint, manifest)
         names = [DENSE_NAME, EXTENTS_NAME, RECORDS_NAME, *(file.name for file in manifest.files)]
