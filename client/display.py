@@ -167,6 +167,7 @@ def _stats_rows(stats: admin_service_pb2.Stats) -> list[tuple[str, str]]:
         ("work", f"{stats.running} running, {stats.queued} queued{speed}"),
         ("memory", f"{show_bytes(stats.resident_bytes)} in use, {show_bytes(stats.planned_bytes)} planned"),
         ("experts", f"{stats.expert_slots} of {stats.experts} in memory{hits}" if stats.experts else ""),
+        ("expert reads", reads_line(stats)),
         ("lookahead", lookahead_line(stats.lookahead) if stats.expert_slots < stats.experts else ""),
         ("sessions", f"{show_bytes(stats.session_bytes)} on disk" if stats.session_bytes else ""),
         *((f"drive {drive.stripe}", drive_line(drive)) for drive in stats.devices),
@@ -180,6 +181,20 @@ _LOOKAHEAD = {
     admin_service_pb2.Lookahead.STATE_WINNING: "auto, on since it won its last trial",
     admin_service_pb2.Lookahead.STATE_LOSING: "auto, off since it did not win its last trial",
 }
+
+
+def reads_line(stats: admin_service_pb2.Stats) -> str:
+    """All that was read of experts, and on whose behalf; "" while nothing was."""
+    if not stats.expert_read_bytes:
+        return ""
+    ahead = stats.expert_read_bytes - stats.expert_demand_bytes - stats.lookahead.read_bytes
+    parts = (
+        (stats.expert_demand_bytes, "on demand"),
+        (stats.lookahead.read_bytes, "by lookahead"),
+        (max(0, ahead), "by warm-up and otherwise ahead"),  # below 0 while reads of lookahead are under way
+    )
+    told = ", ".join(f"{show_bytes(count)} {what}" for count, what in parts if count)
+    return f"{show_bytes(stats.expert_read_bytes)}: {told}"
 
 
 def lookahead_line(lookahead: admin_service_pb2.Lookahead) -> str:

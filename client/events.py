@@ -145,7 +145,7 @@ class Statistics:
         return (
             f"prompt {self.prompt_tokens} tokens ({self.cached_prompt_tokens} cached), "
             f"prefill {_show(self.prefill_rate)} | {self.completion_tokens} tokens, decode {_show(self.decode_rate)}"
-            f" | expert hits {hits}, read {show_bytes(self.bytes_read)}"
+            f" | expert hits {hits}, {show_bytes(self.bytes_read)} read on demand"
         )
 
 

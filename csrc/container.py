@@ -15,10 +15,10 @@ import numpy as np
 from colibri.core.container_check import canonical_name
 from colibri.core.container_files import ContainerError
 from colibri.core.container_folders import ContainerFolders
-from colibri.core.container_stripes import stripe_name
-from colibri.core.container_survey import DENSE_NAME, MANIFEST_NAME, Survey, split_digests
+from colibri.core.container_stripes import Copy, stripe_name
+from colibri.core.container_survey import DENSE_NAME, MANIFEST_NAME, Survey, checked_extents, split_digests
 from colibri.core.identity import canonical_encoding, content_id
-from colibri.core.striping import EXTENT, ExtentTable, extents_per_record, layer_extents
+from colibri.core.striping import EXTENT, ExtentTable, extents_per_record
 
 __all__ = [
     "DENSE_NAME",
@@ -38,7 +38,10 @@ class Container:
     """An open container. Holds the shared locks of its folders until close(); made by open_container()."""
 
     def __init__(self, survey: Survey, folders: ContainerFolders) -> None:
-        """Take over the locks of the folders. Raises ContainerError with the first fault that the survey found."""
+        """Take over the locks of the folders. Raises ContainerError with the first fault that the survey found,
+        OSError where a drive refused to read."""
+        if survey.read_error is not None:
+            raise survey.read_error
         if survey.faults:
             raise ContainerError(survey.refusal)
         assert survey.extent_crcs is not None
@@ -64,11 +67,13 @@ class Container:
 
         layer_index counts manifest.expert_layers.
         """
-        layers = self.manifest.expert_layers
-        first = sum(layer.experts * extents_per_record(layer) for layer in layers[:layer_index])
-        table = layer_extents(layers[layer_index])
-        table["crc32c"] = self._extent_crcs[first : first + table.size].reshape(table.shape)
-        return table
+        return checked_extents(self.manifest, self._extent_crcs, layer_index)
+
+    def copies(self, stripe: int) -> list[Copy]:
+        """Return the files that hold stripe number `stripe`: the one that is read from, then the other one, if any."""
+        size = self.manifest.layout.stripes[stripe].bytes
+        paths = [self.stripe_paths[stripe], self.mirror_paths[stripe]]
+        return [Copy(path, path.name.startswith("mirror-"), size) for path in paths if path is not None]
 
     def first_record(self, layer_index: int) -> int:
         """Return the index of the layer's expert 0 among all records in logical order."""

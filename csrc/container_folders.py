@@ -1,8 +1,9 @@
 """The folders of a container and the shared locks on them: what comes before any of its files is trusted.
 
-Refuses a folder that cannot be read, that is named twice or that another process writes to. In a container with mirrors
-a stripe folder that cannot be reached, such as one on a dead drive, is left out with a warning: whether enough is left
-is for the survey to say. The primary folder has no second copy and must be there.
+Refuses a folder that cannot be read, that is named twice or that another process writes to. In a container with
+mirrors, and for those who look at damaged ones, a stripe folder that cannot be reached, such as one on a dead drive, is
+left out with a warning: whether enough is left is for the survey to say. The primary folder has no second copy and must
+be there.
 """
 
 import os
@@ -22,8 +23,10 @@ class ContainerFolders:
     Holds a shared lock on each until close().
     """
 
-    def __init__(self, primary: Path, stripes: Sequence[Path], *, lock: bool = True) -> None:
+    def __init__(self, primary: Path, stripes: Sequence[Path], *, lock: bool = True, partial: bool = False) -> None:
         """Lock the folders and read the manifest (`lock=False`: the caller holds them exclusively).
+
+        `partial`: a stripe folder that cannot be reached is left out of a container without mirrors too.
 
         Raises ContainerError.
         """
@@ -36,18 +39,19 @@ class ContainerFolders:
             self.manifest = read_manifest(self.paths[0])
             mirrored = any(stripe.mirrored for stripe in self.manifest.layout.stripes)
             for folder in stripes:
-                self._add(Path(folder).absolute(), mirrored)
+                self._add(Path(folder).absolute(), mirrored, partial)
         except BaseException:
             self.close()
             raise
 
-    def _add(self, folder: Path, mirrored: bool) -> None:
+    def _add(self, folder: Path, mirrored: bool, partial: bool) -> None:
         try:
             self._take(folder, "stripe folder")
         except _UnreachableError as error:
-            if not mirrored:
+            if not mirrored and not partial:
                 raise
-            self.warnings.append(f"{error}; it is left out, what mirrors hold of it is read from them")
+            rest = ", what mirrors hold of it is read from them" if mirrored else ""
+            self.warnings.append(f"{error}; it is left out{rest}")
 
     def _take(self, folder: Path, what: str) -> None:
         try:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from colibri.core.container_files import ALIGN, ContainerError, StripeHeader, naming, opened, read_exact
@@ -21,6 +22,25 @@ STRIPE_FILE = re.compile(r"(stripe|mirror)-([0-9]{3})\.colibri")
 
 class DamagedStripeError(ContainerError):
     """A stripe file or mirror that is this container's by its name, and cut, unreadable or damaged in its header."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A file that stripe bytes can be read from: a stripe or a mirror, of which the first `bytes` are there."""
+
+    path: Path
+    mirror: bool
+    bytes: int
+
+
+@dataclass(frozen=True)
+class DamagedFile:
+    """A stripe file, or a mirror, that has the name of stripe `number` and is no whole copy of it; `text` says why."""
+
+    number: int
+    mirror: bool
+    path: Path
+    text: str
 
 
 def stripe_name(number: int) -> str:
@@ -56,7 +76,7 @@ class StripeFiles:
         self.stripes: list[Path | None] = [None] * count
         self.mirrors: list[Path | None] = [None] * count
         self._used: set[Path] = set()
-        self._damaged: list[str] = []
+        self.damaged: list[DamagedFile] = []  # each is spoken of in `faults` or `warnings`, by its text
         self._blamed: set[int] = set()  # stripes, by their file's name, whose file a fault speaks of already
         for folder in folders:
             with self._noting():
@@ -65,7 +85,7 @@ class StripeFiles:
             self._check_mirror(number)
         lost = [number for number, path in enumerate(self.stripes) if path is None]
         replaced = bool(lost) and all(self.mirrors[number] for number in lost)
-        (self.warnings if replaced else self.faults).extend(self._damaged)
+        (self.warnings if replaced else self.faults).extend(d.text for d in self.damaged if not d.mirror)
         self._judge(lost, replaced, folders)
 
     def readable(self, number: int) -> Path | None:
@@ -101,7 +121,7 @@ class StripeFiles:
         try:
             number = check_stripe_file(path, self._manifest)
         except DamagedStripeError as error:
-            self._damaged.append(str(error))
+            self.damaged.append(DamagedFile(named, False, path, str(error)))
             self._used.add(path.parent)
             self._blamed.add(named)
             return
@@ -123,7 +143,10 @@ class StripeFiles:
         try:
             check_stripe_file(path, self._manifest, mirror=True)
         except ContainerError as error:
-            self.warnings.append(f"the mirror of stripe {number} is not used: {error}")
+            text = f"the mirror of stripe {number} is not used: {error}"
+            self.warnings.append(text)
+            if isinstance(error, DamagedStripeError):
+                self.damaged.append(DamagedFile(number, True, path, text))
             return
         other = self.mirrors[number]
         if other is not None:

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
+import numpy as np
+import numpy.typing as npt
+
 from colibri.core.container_check import MANIFEST_LIMIT, check_manifest, parse_manifest, stored_tensors, table_counts
 from colibri.core.container_files import (
     ALIGN,
@@ -22,6 +25,7 @@ from colibri.core.container_files import (
 )
 from colibri.core.container_stripes import StripeFiles
 from colibri.core.identity import content_id
+from colibri.core.striping import ExtentTable, extents_per_record, layer_extents
 from colibri.core.tensors import crc32c
 from colibri.v1 import manifest_pb2
 
@@ -44,16 +48,17 @@ class Survey:
         self.primary = folders[0]
         self.manifest = manifest
         self.faults: list[str] = []
+        self.read_error: OSError | None = None  # the first read that a drive refused; it is among the faults too
         layout = manifest.layout
         extent_count, record_count = table_counts(manifest)
         self.extent_crcs = self._table(EXTENTS_NAME, 4, extent_count, layout.extent_checksums.crc32c)
         self.record_digests = self._table(RECORDS_NAME, 32, record_count, layout.record_digests.crc32c)
-        with self._noting():
+        with self._noting(self.primary / MANIFEST_NAME):
             self._check_content_id()
-        with self._noting():
+        with self._noting(self.primary / DENSE_NAME):
             _check_dense_file(self.primary / DENSE_NAME, manifest)
         for file in manifest.files:
-            with self._noting():
+            with self._noting(self.primary / file.name):
                 _check_bundled_file(self.primary / file.name, file)
         self.files = StripeFiles(folders, manifest)
         self.faults += self.files.faults
@@ -71,14 +76,17 @@ class Survey:
         return self.faults[0]
 
     @contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _noting(self, path: Path) -> Iterator[None]:
         try:
             yield
         except ContainerError as error:
             self.faults.append(str(error))
+        except OSError as error:
+            self.read_error = self.read_error or OSError(error.errno, error.strerror, str(path))
+            self.faults.append(f"{path} cannot be read: {error.strerror or error}")
 
     def _table(self, name: str, entry_bytes: int, count: int, crc: int) -> bytes | None:
-        with self._noting():
+        with self._noting(self.primary / name):
             return _read_table(self.primary / name, UUID(self.manifest.layout.uuid), entry_bytes, count, crc)
         return None
 
@@ -90,6 +98,18 @@ class Survey:
         if found != said:
             path = self.primary / MANIFEST_NAME
             raise ContainerError(f"{path}: content_id is {said}, spec, tensors and files give {found}")
+
+
+def checked_extents(manifest: manifest_pb2.Manifest, crcs: npt.NDArray[np.uint32], layer_index: int) -> ExtentTable:
+    """Return the extents of manifest.expert_layers[layer_index], [experts, extents_per_record] of EXTENT.
+
+    `crcs` are the entries of extents.crc32c, u32 [all extents].
+    """
+    layers = manifest.expert_layers
+    first = sum(layer.experts * extents_per_record(layer) for layer in layers[:layer_index])
+    table = layer_extents(layers[layer_index])
+    table["crc32c"] = crcs[first : first + table.size].reshape(table.shape)
+    return table
 
 
 def split_digests(entries: bytes) -> list[bytes]:

@@ -10,11 +10,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from colibri.core.container import Container
+from colibri.core.container_stripes import Copy
 from colibri.core.direct_file import DirectFile
-from colibri.core.striping import ExtentTable
+from colibri.core.striping import ExtentTable, extents_per_record
+from colibri.v1 import manifest_pb2
+
+
+class Readable(Protocol):
+    """What a scrub reads: an open container, or what is left of one that cannot be opened."""
+
+    manifest: manifest_pb2.Manifest
+
+    def extents(self, layer_index: int) -> ExtentTable:
+        """Return the extents of a layer with their CRC-32Cs, [experts, extents_per_record] of EXTENT."""
+        ...
+
+    def copies(self, stripe: int) -> list[Copy]:
+        """Return the files that hold a stripe or a beginning of it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -74,13 +89,13 @@ class Scrub:
     included.
     """
 
-    def __init__(self, container: Container, position: Position | None = None) -> None:
+    def __init__(self, container: Readable, position: Position | None = None) -> None:
         """Begin at `position`, or at the start if it is of another container or at the end of this one."""
         self._container = container
         self._files: dict[Path, DirectFile] = {}
         self._uuid = container.manifest.layout.uuid
         layers = container.manifest.expert_layers
-        self._counts = [layer.experts * container.extents_per_record(i) for i, layer in enumerate(layers)]
+        self._counts = [layer.experts * extents_per_record(layer) for layer in layers]
         begin = position.extent if position is not None and position.uuid == self._uuid else 0
         self._next = begin if begin < sum(self._counts) else 0
         self.total_bytes = self._copied_bytes(sum(self._counts))
@@ -100,21 +115,16 @@ class Scrub:
         """Read the next extent of a stripe or mirror. What cannot be read is a finding, not an exception."""
         return next(self._steps)
 
-    def _copies(self, stripe: int) -> Iterator[tuple[Path, bool]]:
-        mirror = self._container.mirror_paths[stripe]
-        path = self._container.stripe_paths[stripe]
-        yield path, path.name.startswith("mirror-")
-        if mirror is not None:
-            yield mirror, True
-
     def _copied_bytes(self, count: int) -> int:
         """Bytes of all copies of the first `count` extents."""
         total = 0
         for layer_index, in_layer in enumerate(self._counts):
             table = self._container.extents(layer_index).reshape(-1)[: min(count, in_layer)]
-            for stripe in range(len(self._container.stripe_paths)):
-                size = int(table["bytes"][table["stripe"] == stripe].sum())
-                total += size * sum(1 for _ in self._copies(stripe))
+            for stripe in range(len(self._container.manifest.layout.stripes)):
+                extents = table[table["stripe"] == stripe]
+                for copy in self._container.copies(stripe):
+                    there = extents["file_offset"] + extents["bytes"] <= copy.bytes
+                    total += int(extents["bytes"][there].sum())
             count = max(0, count - in_layer)
         return total
 
@@ -131,14 +141,16 @@ class Scrub:
     def _read_extent(self, layer_index: int, expert: int, extent: ExtentTable) -> Iterator[Scrubbed]:
         stripe, offset, size = int(extent["stripe"]), int(extent["file_offset"]), int(extent["bytes"])
         layer = self._container.manifest.expert_layers[layer_index].layer
-        copies = list(self._copies(stripe))
-        for path, mirror in copies:
-            problem = self._problem(path, offset, size, int(extent["crc32c"]))
-            finding = Finding(path, stripe, mirror, offset, size, layer, expert, problem) if problem else None
+        copies = [copy for copy in self._container.copies(stripe) if offset + size <= copy.bytes]
+        if not copies:
+            self._next += 1
+        for copy in copies:
+            problem = self._problem(copy.path, offset, size, int(extent["crc32c"]))
+            found = (copy.path, stripe, copy.mirror, offset, size, layer, expert)
             self.done_bytes += size
-            if (path, mirror) == copies[-1]:
+            if copy is copies[-1]:
                 self._next += 1
-            yield Scrubbed(path, size, finding)
+            yield Scrubbed(copy.path, size, Finding(*found, problem) if problem else None)
 
     def _problem(self, path: Path, offset: int, size: int, wanted: int) -> str:
         try:

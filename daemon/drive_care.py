@@ -60,7 +60,8 @@ def expert_problem(container: Container, layer: int, expert: int, path: Path) ->
 
 class DriveCare:
     """`rate`: bytes per second of the scrub, 0: none. `busy`: whether anything runs. `reopen`: opens degraded stripes
-    again, between two steps; raises CoreError. `clock` never goes back, `now` is Unix time."""
+    again, between two steps; raises CoreError. `look_for_lost`: looks whether what was lost at the start is back.
+    `clock` never goes back, `now` is Unix time."""
 
     def __init__(
         self,
@@ -72,10 +73,11 @@ class DriveCare:
         reopen: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
+        look_for_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._container, self._drives, self._file = container, drives, file
         self._rate, self._busy, self._reopen = rate, busy, reopen
-        self._clock, self._now = clock, now
+        self._clock, self._now, self._look_for_lost = clock, now, look_for_lost
         self._scrub: Scrub | None = None
         self._state = self._saved = file.load()
         self._saved_at = self._busy_at = clock()
@@ -124,6 +126,7 @@ class DriveCare:
         if self._clock() >= self._retry_at:
             self._retry_at = self._clock() + RETRY_SECONDS
             self._retry()
+            self._look_for_lost()
         if self._busy():
             self._busy_at = self._clock()
         if self._clock() - self._saved_at >= SAVE_SECONDS:

@@ -89,6 +89,15 @@ class DriveView:
         return f"stripe {self.stripe} ({self.path})"
 
 
+_Key = tuple[int | None, int | None, int | None]
+
+
+def _key(text: str) -> _Key:
+    """Layer, expert and offset of the place that `text` names: the same place may be told in other words."""
+    place = fault_place(text)
+    return place.layer, place.expert, place.offset
+
+
 @dataclass
 class _Copy:
     """One file of a drive, the stripe or its mirror, and what is known to be bad in it."""
@@ -96,13 +105,12 @@ class _Copy:
     stripe: int
     path: Path
     name: str
-    places: dict[tuple[int | None, int | None, int | None], str] = field(default_factory=dict)
+    places: dict[_Key, str] = field(default_factory=dict)
     more: int = 0  # places beyond MAX_PLACES
     degraded: str = ""
 
     def note(self, text: str) -> None:
-        place = fault_place(text)
-        key = (place.layer, place.expert, place.offset)
+        key = _key(text)
         if key in self.places or len(self.places) < MAX_PLACES:
             self.places[key] = text
         else:
@@ -112,11 +120,12 @@ class _Copy:
         self.places.clear()
         self.more = 0
 
-    def problem(self) -> str:
-        if not self.places:
-            return ""
-        others = len(self.places) - 1 + self.more
-        return next(iter(self.places.values())) + (f" (and {others} more)" if others else "")
+    def problem(self, newest: str = "") -> str:
+        """One place in words, `newest` if it is given, and how many others there are; "" if nothing is bad."""
+        told = newest or next(iter(self.places.values()), "")
+        counted = _key(told) in self.places or self.more > 0  # `newest` too: beyond MAX_PLACES it is one of `more`
+        others = self.more + len(self.places) - counted
+        return told + (f" (and {others} more {'place' if others == 1 else 'places'})" if others else "")
 
     def settle(self, problem: str) -> None:
         """Tells the journal where this copy changed its state. One that stays degraded is not told again."""
@@ -170,7 +179,7 @@ class _Drive:
 
     def settle(self) -> None:
         """The core's last error first, it is the newest."""
-        self.copy.settle(self.core_error() or self.copy.problem())
+        self.copy.settle(self.copy.problem(self.core_error()))
         if self.mirror is not None:
             self.mirror.settle(self.mirror.problem())
 

@@ -27,6 +27,7 @@ from colibri.daemon.heat_file import Heat, HeatFile
 from colibri.daemon.journal import WEAK_VERIFY, fields_of
 from colibri.daemon.learned_pins import LearnedPins
 from colibri.daemon.lookahead import lookahead_message
+from colibri.daemon.lost_files import LostFiles
 from colibri.daemon.machine import anonymous_bytes
 from colibri.daemon.opening import EXIT_CONFIG, EXIT_TEMPORARY, Opened, StartError, pins_wanted
 from colibri.daemon.recording import Recording
@@ -73,6 +74,7 @@ class CoreRuntime:
         self._engine: Engine | None = None
         self._store: SessionStore | None = None
         self._drives = Drives(opened.container.stripe_paths, mirrors=opened.container.mirror_paths)
+        self._lost = LostFiles(opened.container, config.stripes)
         self._care: DriveCare | None = None
         self._pins: LearnedPins | None = None
         self._recording: Recording | None = None
@@ -100,11 +102,12 @@ class CoreRuntime:
             log.warning("%s", remark, extra=fields_of("weak-verify", WEAK_VERIFY))
 
     def look(self) -> RuntimeView:
-        table, lookahead = self._opened.table, None
+        table, lookahead, read = self._opened.table, None, 0
         if self._engine is not None:
             assert self._model is not None
             self._drives.update(self._model.drive_stats())
-            lookahead = lookahead_message(self._opened.options.lookahead, self._model.stats())
+            stats = self._model.stats()
+            lookahead, read = lookahead_message(self._opened.options.lookahead, stats), stats.expert_bytes
         fraction = self._care.fraction if self._care is not None else None
         warming = self._pins is not None and self._pins.warming
         doing = [f"reading hot experts ahead, {self._warmed() / MIB:,.0f} MiB by now"] if warming else []
@@ -120,6 +123,7 @@ class CoreRuntime:
             warming=warming,
             scrub_fraction=fraction,
             lookahead=lookahead,
+            expert_read_bytes=read,
         )
 
     def _warmed(self) -> int:
@@ -133,7 +137,7 @@ class CoreRuntime:
         pins = self._pins.failure if self._pins is not None else ""
         trace = self._recording.failure if self._recording is not None else ""
         lost = (
-            *self._opened.container.warnings,
+            *self._lost.remarks(),
             self._not_reopened,
             self._buffered,
             verify_remark(self._config.verify),
@@ -230,7 +234,8 @@ class CoreRuntime:
 
         container = self._opened.container
         file = ScrubFile(self._folder.root, container.manifest.layout.uuid, len(container.stripe_paths))
-        return DriveCare(container, self._drives, file, self._config.scrub * 1e6, busy, self._reopen)
+        rate = self._config.scrub * 1e6
+        return DriveCare(container, self._drives, file, rate, busy, self._reopen, look_for_lost=self._lost.look)
 
     def work_done(self) -> int:
         """The core's work items; before the engine runs, bytes of memory touched and of weights read: with a big

@@ -45,7 +45,7 @@ class ScrubFile:
         except FileNotFoundError:
             return ScrubState()
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("%s is not used: %s; scrubbing begins anew", self.path, error)
+            log.info("%s is not used: %s; scrubbing begins anew", self.path, error)
             return ScrubState()
 
     def _decode(self, data: bytes) -> ScrubState:

@@ -27,7 +27,7 @@ _MIB = 1 << 20
 class RuntimeView:
     """What the runtime knows of model, drives and memory. `remarks`: what is less than it could be; `doing`: what it
     does beside the generations, in words; `scrub_fraction`: of the pass under way, None without one; `lookahead`: None
-    while loading."""
+    while loading; `expert_read_bytes`: from the drives since the start, on demand and ahead."""
 
     drives: Sequence[DriveView] = ()
     remarks: tuple[str, ...] = ()
@@ -38,6 +38,7 @@ class RuntimeView:
     warming: bool = False
     scrub_fraction: float | None = None
     lookahead: admin_pb2.Lookahead | None = None
+    expert_read_bytes: int = 0
 
 
 class StatsRuntime(Protocol):
@@ -89,6 +90,7 @@ class StatsSource:
             expert_slots=view.expert_slots,
             warming=view.warming,
             lookahead=view.lookahead,
+            expert_read_bytes=view.expert_read_bytes,
         )
         if view.scrub_fraction is not None:
             stats.scrub_fraction = view.scrub_fraction
@@ -126,7 +128,7 @@ def _add_engine(stats: admin_pb2.Stats, engine: EngineStats) -> None:
     stats.prefill_tokens_per_second = engine.prefill_tokens_per_second
     stats.expert_hit_ratio = engine.expert_hits / uses if uses else 0.0
     stats.expert_hits, stats.expert_loads = engine.expert_hits, engine.expert_loads
-    stats.expert_read_bytes = engine.expert_bytes
+    stats.expert_demand_bytes = engine.expert_bytes
 
 
 def device_message(drive: DriveView) -> admin_pb2.Device:

@@ -13,9 +13,6 @@ from colibri.packer.layout import MIN_EXTENT_BYTES
 from colibri.packer.precision import CLASS_FORMATS, DEFAULT_GROUP_SIZE, GROUP_SIZES
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# Nothing, or what begins like a number: no folder is meant by it, and if one is, it can be said.
-_MEANT_AS_WEIGHT = re.compile(r"|\s*[+-]?(\.?\d|nan\b|inf)[^/]*", re.IGNORECASE)
-
 
 _MIRROR = "keep a second copy of every stripe on the next drive: it costs as much space again, and a drive may fail"
 
@@ -29,11 +26,14 @@ class Drive:
 
 
 def drive(text: str) -> Drive:
-    """Read DIR[:WEIGHT]. Raises ArgumentTypeError."""
+    """Read DIR[:WEIGHT]. What stands behind the last colon is meant as a weight, unless it goes on with a `/` or the
+    whole is a folder that exists. Raises ArgumentTypeError."""
     folder, colon, weight = text.rpartition(":")
-    if not colon or not _MEANT_AS_WEIGHT.fullmatch(weight):
+    if not colon or "/" in weight:
         return Drive(Path(text))
     if not folder or not weight.isdecimal() or not 0 < int(weight) < 2**32:
+        if Path(text).is_dir():
+            return Drive(Path(text))
         raise argparse.ArgumentTypeError(f"{text!r}: {_why_no_weight(folder, weight)}")
     return Drive(Path(folder), int(weight))
 

@@ -15,7 +15,7 @@ from colibri.core.container import ContainerError
 from colibri.core.errors import CoreError
 from colibri.packer.arguments import add_arguments
 from colibri.packer.commands import run_export, run_inspect, run_pack, run_plan, run_verify
-from colibri.packer.disk import REFUSALS, DriveError
+from colibri.packer.disk import REFUSALS, DriveError, refusal_text
 from colibri.packer.drive_commands import run_repair, run_restripe, run_scrub
 from colibri.packer.errors import CheckpointError, FolderError
 from colibri.packer.interrupt import Interrupted, raised
@@ -48,8 +48,9 @@ _DESCRIPTIONS = {
     "pack": _DESCRIPTION,
     "plan": "Prints what a pack with these options would do, and writes nothing. With --out, what the pack refuses "
     "is refused, as far as that can be known without writing; without, it only says what would be needed.",
-    "inspect": "Prints what a container holds. With every --stripe given, opens all of its files too.",
-    "verify": "Reads every byte of a container and names every fault.",
+    "inspect": "Prints what a container holds. With every --stripe given, looks at all of its files too and names "
+    "what is damaged or lost.",
+    "verify": "Reads every byte of a container and names every fault, of one with damaged or lost files too.",
     "restripe": "Moves a container to other folders: other drives, or other weights. The checkpoint is not needed, the "
     "old container stays as it is, and sessions go on with the new one. A move that was stopped goes on when the same "
     "command is run again.",
@@ -62,9 +63,9 @@ _DESCRIPTIONS = {
     "export": "Writes a container back as a Hugging Face checkpoint, with the weights that the daemon computes with.",
 }
 _EXIT_CODES = """\
-exit codes: 0 done; 1 refused, or a fault was found (source, container or folder); 2 wrong usage; 74 a drive failed or
-is full; 130 interrupted (SIGINT), 143 terminated (SIGTERM). A pack or restripe that ended with 74, 130 or 143, or was
-killed, goes on when the same command is run again.
+exit codes: 0 done; 1 refused, or a fault was found (source, container or folder); 2 wrong usage; 74 a drive failed, is
+full or can only be read; 130 interrupted (SIGINT), 143 terminated (SIGTERM). A pack or restripe that ended with 74, 130
+or 143, or was killed, goes on when the same command is run again.
 """
 
 
@@ -117,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DriveError as error:
         return _fail(options, str(error), EXIT_IO, error.facts)
     except OSError as error:
-        return _fail(options, str(error), EXIT_FAILED if error.errno in REFUSALS else EXIT_IO)
+        return _fail(options, refusal_text(error), EXIT_FAILED if error.errno in REFUSALS else EXIT_IO)
     except KeyboardInterrupt as error:
         number = error.number if isinstance(error, Interrupted) else signal.SIGINT
         what = "terminated" if number == signal.SIGTERM else "interrupted"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri.core.container import open_container
+from colibri.core.container_folders import ContainerFolders
 from colibri.core.container_survey import read_manifest
 from colibri.packer import show
 from colibri.packer.arguments import Drive
@@ -21,6 +22,7 @@ from colibri.packer.folders import by_file_system, check_folders, made_folders, 
 from colibri.packer.plan import PackPlan, make_plan
 from colibri.packer.precision import parse_precision
 from colibri.packer.progress import reporter
+from colibri.packer.remains import Remains
 from colibri.packer.verify import total_bytes, verify
 from colibri.packer.weights import choose_weights, given_weights, known_weights
 from colibri.packer.wording import counted, size_text
@@ -63,25 +65,30 @@ def run_plan(options: argparse.Namespace) -> int:
         plan = _plan(options, checkpoint, given or [1] * len(drives))
         if placed:
             check_pack(checkpoint, plan, folders, room=not unknown or len(by_file_system(folders)) == 1)
+        warnings = shared_drive_warnings(folders, plan.manifest.layout) if placed else []
     if options.json:
-        print_json({**show.plan_json(plan, folders), "weights_unknown": unknown})
+        print_json({**show.plan_json(plan, folders), "weights_unknown": unknown, "drive_warnings": warnings})
     else:
-        print(show.plan_text(plan, folders) + ("\n\n" + show.UNKNOWN_WEIGHTS if unknown else ""))
+        print(show.plan_text(plan, folders, warnings) + ("\n\n" + show.UNKNOWN_WEIGHTS if unknown else ""))
     return 0
 
 
 def run_inspect(options: argparse.Namespace) -> int:
-    """Print what a container holds; with all its stripes given, also open it."""
+    """Print what a container holds; with its stripes given, also look at all its files: 1 if one is damaged or lost."""
     manifest = read_manifest(options.container)
+    faults: list[str] = []
     if options.stripes:
-        with open_container(options.container, options.stripes) as container:
-            for warning in container.warnings:
-                print(f"warning: {warning}", file=sys.stderr)
+        with ContainerFolders(options.container, options.stripes, partial=True) as folders:
+            remains = Remains(folders)
+        faults = remains.faults
+        for kind, texts in (("fault", faults), ("warning", remains.warnings)):
+            for text in texts:
+                print(f"{kind}: {text}", file=sys.stderr)
     if options.json:
         print_json(show.manifest_values(manifest))
     else:
         print(show.manifest_text(manifest))
-    return 0
+    return 1 if faults else 0
 
 
 def run_verify(options: argparse.Namespace) -> int:
@@ -92,7 +99,7 @@ def run_verify(options: argparse.Namespace) -> int:
     if options.json:
         print_json(show.verdict_json(verdict))
     elif verdict.faults:
-        print("\n".join([*verdict.faults, counted(len(verdict.faults), "fault")]))
+        print("\n".join([*verdict.faults, show.tallies_text(verdict), counted(len(verdict.faults), "fault")]))
     else:
         print(f"in order: {size_text(verdict.checked_bytes)} checked, content_id {manifest.content_id}")
     return 1 if verdict.faults else 0

@@ -7,8 +7,9 @@ retried but short writes.
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from colibri.core.paths import why_unreachable
@@ -22,7 +23,7 @@ PIECE_BYTES = 64 << 20
 REFUSALS = frozenset(
     {
         *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
-        *(errno.EACCES, errno.EPERM, errno.EROFS),
+        *(errno.EACCES, errno.EPERM),
     }
 )
 
@@ -60,9 +61,39 @@ def reaching(path: Path, what: str) -> Iterator[None]:
         cause = error.__cause__
         if not isinstance(cause, OSError) or cause.errno not in REFUSALS:
             raise
-        # A file that is not there could not be made: then it is its folder that is in the way.
-        why = why_unreachable(path if os.path.lexists(path) else path.parent, cause, named=path)
-        raise FolderError(f"{what} {path}: {why}") from cause
+        raise FolderError(f"{what} {path}: {why_refused(path, cause)}") from cause
+
+
+def why_refused(path: Path, error: OSError, *, write: bool = True) -> str:
+    """Return why `path`, which the caller names, could not be used (`write`: also written), naming the component that
+    is in the way and, where permission is missing, whose and which. A file that is not there could not be made: then it
+    is its folder."""
+    standing = path if os.path.lexists(path) else path.parent
+    why = why_unreachable(standing, error, named=path)
+    if error.errno not in (errno.EACCES, errno.EPERM):
+        return why
+    with suppress(OSError):  # behind a folder that may not be entered, which `why` names
+        status = standing.stat()
+        needs = ("list and enter", "enter and write") if standing.is_dir() else ("read", "read and write")
+        mode = stat.S_IMODE(status.st_mode)
+        return f"{why}; uid {os.geteuid()} needs to {needs[write]} it (mode {mode:04o}, owner uid {status.st_uid})"
+    return why
+
+
+def require_readable(path: Path) -> None:
+    """Raises FolderError where `path` is there and may not be read by us: it must not be taken for damaged."""
+    if path.exists() and not os.access(path, os.R_OK, effective_ids=True):
+        denied = OSError(errno.EACCES, os.strerror(errno.EACCES))
+        raise FolderError(f"opening {path}: {why_refused(path, denied)}")
+
+
+def refusal_text(error: OSError) -> str:
+    """Return an OSError of reading that nobody gave words to as one line: the path first, and no errno."""
+    why = error.strerror or str(error)
+    if not isinstance(error.filename, str | bytes):
+        return why
+    path = Path(os.fsdecode(error.filename))
+    return f"{path}: {why_refused(path, error, write=False) if error.errno in REFUSALS else why}"
 
 
 class OutputFile:

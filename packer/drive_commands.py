@@ -86,16 +86,17 @@ def run_scrub(options: argparse.Namespace) -> int:
     """Read every expert at a bounded rate; 1 if anything is damaged or a second copy is lost."""
     total = stripes_bytes(read_manifest(options.container))
     with reporter("scrubbing", total, sys.stderr) as progress:
-        found, warnings, read = scrub(options.container, options.stripes, Pace(options.rate * 1_000_000), progress)
-    ok = not found and not warnings
+        done = scrub(options.container, options.stripes, Pace(options.rate * 1_000_000), progress)
+    told = done.told
     if options.json:
-        print_json({"ok": ok, "read_bytes": read, "findings": list(map(finding_json, found)), "warnings": warnings})
-    elif ok:
-        print(f"in order: {size_text(read)} of stripes read")
+        lists = {"faults": done.faults, "warnings": done.warnings, "findings": list(map(finding_json, done.findings))}
+        print_json({"ok": not told, "read_bytes": done.read_bytes, **lists})
+    elif not told:
+        print(f"in order: {size_text(done.read_bytes)} of stripes read")
     else:
-        lines = [*warnings, *map(str, found)]
-        print("\n".join([*lines, f"{counted(len(lines), 'fault')}; `colibri-pack repair` rebuilds what is damaged"]))
-    return 0 if ok else 1
+        verdict = f"{counted(len(told), 'fault')}; `colibri-pack repair` rebuilds what is damaged"
+        print("\n".join([*told, f"{size_text(done.read_bytes)} of stripes read", verdict]))
+    return 1 if told else 0
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:

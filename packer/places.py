@@ -116,7 +116,7 @@ def require_ours(place: Place, extents: Iterable[ExtentTable]) -> None:
 
     `extents` are this stripe's. Raises ContainerError.
     """
-    if not place.problem or place.lost or place.path.stat().st_size <= ALIGN or _has_our_header(place.path):
+    if not place.problem or place.lost or place.path.stat().st_size <= ALIGN or has_our_header(place.path):
         return
     with DirectFile(place.path) as file:
         for extent in extents:
@@ -130,7 +130,7 @@ def require_ours(place: Place, extents: Iterable[ExtentTable]) -> None:
     )
 
 
-def _has_our_header(path: Path) -> bool:
+def has_our_header(path: Path) -> bool:
     """Whether the header is whole: then check_stripe_file has seen that it is this container's."""
     try:
         with open(path, "rb") as file:

@@ -13,12 +13,13 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from colibri.core.container import MANIFEST_NAME, ContainerError
+from colibri.core.container import DENSE_NAME, MANIFEST_NAME, ContainerError
 from colibri.core.container_folders import ContainerFolders
-from colibri.core.container_survey import Survey
+from colibri.core.container_stripes import STRIPE_FILE
+from colibri.core.container_survey import EXTENTS_NAME, RECORDS_NAME, Survey
 from colibri.core.striping import layer_extents
 from colibri.packer.checkpoint import Checkpoint
-from colibri.packer.disk import Disk
+from colibri.packer.disk import Disk, require_readable
 from colibri.packer.folders import Need, require_room
 from colibri.packer.places import Place, find_places
 from colibri.packer.progress import Reporter, Silent
@@ -46,9 +47,12 @@ def repair(
     broken or another model, FolderError, DriveError for what the drives refuse.
     """
     disk, reporter = disk or Disk(), reporter or Silent()
-    with ContainerFolders(primary, stripes) as folders, _alone(folders.paths[0]):
+    with ContainerFolders(primary, stripes, partial=True) as folders, _alone(folders.paths[0]):
         manifest = folders.manifest
         rebuilder = None if checkpoint is None else Rebuilder(checkpoint, manifest)
+        names = [DENSE_NAME, EXTENTS_NAME, RECORDS_NAME, *(file.name for file in manifest.files)]
+        for path in (*(folders.paths[0] / name for name in names), *_stripe_files(folders.paths)):
+            require_readable(path)
         places, unplaced = find_places(folders.paths, manifest)
         _require_room(disk, places)
         repairs = Repairs()
@@ -68,6 +72,11 @@ def repair(
             records = records_of(manifest, *tables)
             work.run((r for r in records if only is None or (r.layer, r.expert) in only), reporter)
         return repairs
+
+
+def _stripe_files(folders: Sequence[Path]) -> Iterator[Path]:
+    """Every stripe and mirror, whatever is in it."""
+    return (folder / name for folder in folders for name in os.listdir(folder) if STRIPE_FILE.fullmatch(name))
 
 
 def looked_at_bytes(manifest: manifest_pb2.Manifest, only: Collection[tuple[int, int]] | None = None) -> int:

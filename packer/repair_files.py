@@ -5,15 +5,18 @@ dense.safetensors follows from the manifest; a bundled file is the checkpoint's 
 be proved is left as it is and named.
 """
 
+import errno
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
 from colibri.core.container import DENSE_NAME, ContainerError
 from colibri.core.container_files import opened, read_exact, read_safetensors_header
 from colibri.core.tensors import crc32c
-from colibri.packer.disk import Disk, OutputFile
+from colibri.packer.disk import Disk, DriveError, OutputFile
+from colibri.packer.encode import EncodedPiece
 from colibri.packer.errors import CheckpointError
 from colibri.packer.making import write_whole
 from colibri.packer.outputs import PARTIAL, dense_header
@@ -105,7 +108,7 @@ class DenseRepair:
     def _set_header(self, file: OutputFile, lost: bool) -> None:
         header = dense_header(self._manifest, UUID(self._manifest.layout.uuid), self._header_bytes)
         size = file.size()
-        if size == self._bytes and file.read(0, self._header_bytes) == header:
+        if size == self._bytes and _read(file, 0, self._header_bytes) == header:
             return
         file.cut(self._bytes)
         file.write(0, header)
@@ -125,12 +128,13 @@ class DenseRepair:
         if pieces is None:
             self._repairs.remains.append(f"{self._path}: tensor {tensor.name} is damaged: {why}")
             return
-        for encoded in pieces:
-            data = (encoded.codes, encoded.scales, encoded.mins)
-            for blob, part in zip(_blobs(tensor), data, strict=True):
-                if blob.bytes:
-                    file.write(blob.offset + encoded.piece.row_begin * (blob.bytes // tensor.rows), part)
-        file.sync()
+        try:
+            _write(file, tensor, pieces)
+        except DriveError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._repairs.remains.append(f"{self._path}: tensor {tensor.name} is damaged: {error}")
+            return
         if not self._is_intact(file, tensor):
             self._repairs.remains.append(
                 f"{self._path}: tensor {tensor.name}: written, and the drive gives back something else: is it failing?"
@@ -144,12 +148,33 @@ class DenseRepair:
         for blob in _blobs(tensor):
             crc = 0
             for begin in range(0, blob.bytes, _READ_BYTES):
-                piece = file.read(blob.offset + begin, min(_READ_BYTES, blob.bytes - begin))
+                piece = _read(file, blob.offset + begin, min(_READ_BYTES, blob.bytes - begin))
+                if piece is None:
+                    return False
                 crc = crc32c(piece, crc)
                 digest.update(piece)
             if crc != blob.crc32c:
                 return False
         return digest.hexdigest() == tensor.sha256
+
+
+def _read(file: OutputFile, offset: int, count: int) -> bytes | None:
+    """What stands there, None where the drive cannot read it: writing may make a sector good. Raises DriveError."""
+    try:
+        return file.read(offset, count)
+    except DriveError as error:
+        if error.errno != errno.EIO:
+            raise
+        return None
+
+
+def _write(file: OutputFile, tensor: manifest_pb2.DenseTensor, pieces: Iterator[EncodedPiece]) -> None:
+    for encoded in pieces:
+        data = (encoded.codes, encoded.scales, encoded.mins)
+        for blob, part in zip(_blobs(tensor), data, strict=True):
+            if blob.bytes:
+                file.write(blob.offset + encoded.piece.row_begin * (blob.bytes // tensor.rows), part)
+    file.sync()
 
 
 def _blobs(tensor: manifest_pb2.DenseTensor) -> tuple[manifest_pb2.Blob, manifest_pb2.Blob, manifest_pb2.Blob]:

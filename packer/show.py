@@ -12,6 +12,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from colibri.core.container_stripes import mirror_folder
 from colibri.core.striping import extents_per_record
+from colibri.packer.check_records import State
 from colibri.packer.layer_rows import grouped
 from colibri.packer.outputs import stripe_copies
 from colibri.packer.plan import PackPlan
@@ -204,8 +205,8 @@ _NEEDS = (
 )
 
 
-def plan_text(plan: PackPlan, folders: Sequence[Path]) -> str:
-    """Return a plan for people."""
+def plan_text(plan: PackPlan, folders: Sequence[Path], warnings: Sequence[str] = ()) -> str:
+    """Return a plan for people; `warnings` are those about its folders."""
     manifest = plan.manifest
     mirrors = _mirror_bytes(manifest.layout)
     drives: list[tuple[str, ...]] = [("folder", "weight", "stripe", "mirror", "needs at most")]
@@ -217,7 +218,7 @@ def plan_text(plan: PackPlan, folders: Sequence[Path]) -> str:
     if not any(mirrors):
         drives = [(*row[:3], row[4]) for row in drives]
     tables = [table(drives), _NEEDS, "", table(_dense_rows(manifest)), "", table(_layer_rows(manifest)), ""]
-    notes = _skipped(manifest) + _warnings(manifest)
+    notes = _skipped(manifest) + _warnings(manifest) + [f"warning: {text}" for text in warnings]
     return "\n".join([*tables, *notes]).rstrip()
 
 
@@ -248,7 +249,18 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         "uuid": verdict.manifest.layout.uuid,
         "checked_bytes": verdict.checked_bytes,
         "faults": verdict.faults,
+        "experts": {state.value: count for state, count in verdict.experts.items()},
+        "tensors": {state.value: count for state, count in verdict.tensors.items()},
     }
+
+
+def tallies_text(verdict: Verdict) -> str:
+    """Return how much is intact, damaged and lost, on two lines."""
+    rows = []
+    for what, counts in (("experts", verdict.experts), ("dense tensors", verdict.tensors)):
+        states = [f"{count} {state.value}" for state, count in counts.items() if count or state is not State.UNCHECKED]
+        rows.append(f"{what}: {', '.join(states)}")
+    return "\n".join(rows)
 
 
 def _tensor_bytes(tensor: manifest_pb2.DenseTensor) -> int:

@@ -1,24 +1,28 @@
 """`colibri-pack verify`: reads every byte of a container and names everything that is wrong with it.
 
 Covers what opening a container does not: the CRC-32C and SHA-256 of each dense tensor and each expert record. Goes on
-after a fault. Takes the shared lock, so it may run beside a daemon.
+after a fault, be it a stripe folder that cannot be reached or a lost table: only without a manifest there is nothing to
+go by. Takes the shared lock, so it may run beside a daemon.
 """
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from colibri.core.container import DENSE_NAME
 from colibri.core.container_folders import ContainerFolders
-from colibri.core.container_survey import Survey
-from colibri.core.striping import ExtentTable, layer_areas, layer_extents
+from colibri.core.striping import layer_areas
 from colibri.core.tensors import crc32c
+from colibri.packer.check_records import Checked, State, check_record, layer_records, tally
 from colibri.packer.encode import worker_count
 from colibri.packer.progress import Reporter
+from colibri.packer.remains import Remains
 from colibri.v1 import manifest_pb2
 
 READ_BYTES = 8 << 20
@@ -26,25 +30,33 @@ READ_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Verdict:
-    """What verify found; the container is in order if `faults` is empty."""
+    """What verify found; the container is in order if `faults` is empty.
+
+    `experts` and `tensors` count the experts and the dense tensors of each state.
+    """
 
     manifest: manifest_pb2.Manifest
     faults: list[str]
     checked_bytes: int
+    experts: dict[State, int] = field(default_factory=lambda: tally(()))
+    tensors: dict[State, int] = field(default_factory=lambda: tally(()))
 
 
 def verify(primary: Path, stripes: Sequence[Path], reporter: Reporter) -> Verdict:
     """Check everything. Raises ContainerError only where there is no manifest to check against, or a lock is held."""
-    with ContainerFolders(primary, stripes) as folders:
-        survey = Survey(folders.paths, folders.manifest)
+    with ContainerFolders(primary, stripes, partial=True) as folders:
+        remains = Remains(folders)
         # Whoever verifies wants to know of a lost second copy too.
-        faults = [*survey.faults, *folders.warnings, *survey.warnings]
-        checked = 0
-        for count, found in _all_checks(survey):
-            reporter.advance(count)
-            checked += count
-            faults += found
-        return Verdict(folders.manifest, faults, checked)
+        faults = [*remains.faults, *remains.warnings]
+        checked, states = 0, list[list[State]]()
+        for part in (_dense_checks(remains), _record_checks(remains)):
+            states.append([])
+            for found in part:
+                reporter.advance(found.bytes)
+                checked += found.bytes
+                faults += found.faults
+                states[-1].append(found.state)
+        return Verdict(folders.manifest, faults, checked, experts=tally(states[1]), tensors=tally(states[0]))
 
 
 def total_bytes(manifest: manifest_pb2.Manifest) -> int:
@@ -63,116 +75,78 @@ def stripes_bytes(manifest: manifest_pb2.Manifest) -> int:
     return total
 
 
-def _all_checks(survey: Survey) -> Iterator[tuple[int, list[str]]]:
-    yield from _check_dense(survey)
-    if survey.record_digests is None or survey.extent_crcs is None:
-        return
-    paths = [survey.stripe_paths, survey.mirror_paths]
-    with ExitStack() as stack, ThreadPoolExecutor(worker_count()) as pool:
-        copies = [_Copies(group, stack.enter_context(_opened(group))) for group in paths]
-        record = extent = 0
-        for layer in survey.manifest.expert_layers:
-            jobs = []
-            for expert, row in enumerate(layer_extents(layer)):
-                crcs = memoryview(survey.extent_crcs)[4 * extent : 4 * (extent + len(row))].cast("I").tolist()
-                digest = survey.record_digests[32 * record : 32 * (record + 1)]
-                jobs.append((copies, f"layer {layer.layer}, expert {expert}", row, crcs, digest))
-                record, extent = record + 1, extent + len(row)
-            yield from pool.map(lambda job: _check_record(*job), jobs)
+def _record_checks(remains: Remains) -> Iterator[Checked]:
+    with _Files() as files, ThreadPoolExecutor(worker_count()) as pool:
+        for records in layer_records(remains):
+            yield from pool.map(lambda record: check_record(record, remains.copies, files.pieces), records)
 
 
-@dataclass(frozen=True)
-class _Copies:
-    """The files of one copy of each stripe, by number: paths, and descriptors where there is a file, else -1."""
+class _Files:
+    """Files opened for reading at their first use, for several threads; a context manager."""
 
-    paths: Sequence[Path | None]
-    fds: Sequence[int]
+    def __init__(self) -> None:
+        self._fds: dict[Path, int] = {}
+        self._lock = threading.Lock()
 
+    def pieces(self, path: Path, offset: int, count: int) -> Iterator[bytes]:
+        """Give the bytes [offset, offset + count) in pieces. Raises OSError, EOFError at the end of the file."""
+        fd = self._fd(path)
+        while count:
+            piece = os.pread(fd, min(READ_BYTES, count), offset)
+            if not piece:
+                raise EOFError(f"the file ends at offset {offset}")
+            yield piece
+            offset, count = offset + len(piece), count - len(piece)
 
-@contextmanager
-def _opened(paths: Sequence[Path | None]) -> Iterator[list[int]]:
-    with ExitStack() as stack:
-        fds = []
-        for path in paths:
-            fds.append(-1 if path is None else os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            if path is not None:
-                stack.callback(os.close, fds[-1])
-                os.posix_fadvise(fds[-1], 0, 0, os.POSIX_FADV_DONTNEED)  # the drive is meant, not a copy in memory
-        yield fds
+    def _fd(self, path: Path) -> int:
+        with self._lock:
+            if path not in self._fds:
+                self._fds[path] = fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # the drive is meant, not a copy in memory
+            return self._fds[path]
 
+    def __enter__(self) -> Self:
+        return self
 
-def _pieces(fd: int, offset: int, count: int) -> Iterator[bytes]:
-    """The bytes [offset, offset + count) in pieces. Raises OSError, EOFError at the end of the file."""
-    while count:
-        piece = os.pread(fd, min(READ_BYTES, count), offset)
-        if not piece:
-            raise EOFError(f"the file ends at offset {offset}")
-        yield piece
-        offset, count = offset + len(piece), count - len(piece)
-
-
-def _check_dense(survey: Survey) -> Iterator[tuple[int, list[str]]]:
-    path = survey.primary / DENSE_NAME
-    with ExitStack() as stack:
-        try:
-            (fd,) = stack.enter_context(_opened([path]))
-        except OSError:
-            return  # the survey has said why
-        for tensor in survey.manifest.dense:
-            size = tensor.codes.bytes + tensor.scales.bytes + tensor.mins.bytes
-            yield size, _check_tensor(path, fd, tensor)
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
 
 
-def _check_tensor(path: Path, fd: int, tensor: manifest_pb2.DenseTensor) -> list[str]:
+def _dense_checks(remains: Remains) -> Iterator[Checked]:
+    path = remains.primary / DENSE_NAME
+    readable = _is_readable(path)
+    with _Files() as files:
+        for tensor in remains.manifest.dense:
+            if readable:
+                yield _check_tensor(path, files, tensor)
+            else:
+                yield Checked(0, [], State.LOST)
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether there is such a file, and it can be opened; where it cannot, the survey has said why."""
+    return os.access(path, os.R_OK) and path.is_file()
+
+
+def _check_tensor(path: Path, files: _Files, tensor: manifest_pb2.DenseTensor) -> Checked:
     digest = hashlib.sha256()
     found = []
     for name, blob in (("codes", tensor.codes), ("scales", tensor.scales), ("mins", tensor.mins)):
         where = f"{path}: tensor {tensor.name}, {name}, {blob.bytes} bytes at offset {blob.offset}"
         crc = 0
         try:
-            for piece in _pieces(fd, blob.offset, blob.bytes):
+            for piece in files.pieces(path, blob.offset, blob.bytes):
                 crc = crc32c(piece, crc)
                 digest.update(piece)
         except (OSError, EOFError) as error:
-            found.append(f"{where}: cannot be read: {error}")
+            found.append(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}")
             continue
         if crc != blob.crc32c:
             found.append(f"{where}: CRC-32C is {crc:08x}, the manifest says {blob.crc32c:08x}")
     if not found and digest.hexdigest() != tensor.sha256:
         found.append(f"{path}: tensor {tensor.name}: SHA-256 differs from the manifest's {tensor.sha256}")
-    return found
-
-
-def _check_record(
-    copies: list[_Copies], what: str, row: ExtentTable, crcs: list[int], wanted: bytes
-) -> tuple[int, list[str]]:
-    """Check each copy of a record; the second one, the mirrors, extent by extent. Return the bytes read, and faults."""
-    digest = hashlib.sha256()
-    found: list[str] = []
-    read = whole = 0
-    for mirror, copy in enumerate(copies):
-        for extent, crc in zip(row, crcs, strict=True):
-            stripe, size = int(extent["stripe"]), int(extent["bytes"])
-            if copy.fds[stripe] < 0:
-                continue  # the survey has named the stripe, or it has no mirror
-            read += size
-            fault = _check_extent(copy, what, extent, crc, None if mirror else digest)
-            found += fault
-            whole += 0 if mirror or fault else 1
-    if whole == len(row) and digest.digest() != wanted:
-        found.append(f"{what}: SHA-256 of the record differs from records.sha256")
-    return read, found
-
-
-def _check_extent(copy: _Copies, what: str, extent: ExtentTable, crc: int, digest: "hashlib._Hash | None") -> list[str]:
-    stripe, offset, size = int(extent["stripe"]), int(extent["file_offset"]), int(extent["bytes"])
-    where = f"{copy.paths[stripe]}: {what}: {size} bytes at offset {offset}"
-    seen = 0
-    try:
-        for piece in _pieces(copy.fds[stripe], offset, size):
-            seen = crc32c(piece, seen)
-            if digest is not None:
-                digest.update(piece)
-    except (OSError, EOFError) as error:
-        return [f"{where}: cannot be read: {error}"]
-    return [] if seen == crc else [f"{where}: CRC-32C is {seen:08x}, extents.crc32c says {crc:08x}"]
+    size = tensor.codes.bytes + tensor.scales.bytes + tensor.mins.bytes
+    return Checked(size, found, State.DAMAGED if found else State.INTACT)

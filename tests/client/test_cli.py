@@ -22,7 +22,7 @@ from testkit.fake_daemon import FakeDaemon, delta, fake_daemon, finished, script
 ANSWER = "The capital of France is Paris.\n"
 STATISTICS = (
     "[prompt 30 tokens (10 cached), prefill 10.00 tok/s | 3 tokens, decode 4.00 tok/s"
-    " | expert hits 300/400 (75.0 %), read 3.0 MiB]\n"
+    " | expert hits 300/400 (75.0 %), 3.0 MiB read on demand]\n"
 )
 
 

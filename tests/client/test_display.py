@@ -65,6 +65,17 @@ def test_lookahead_is_told_with_its_switch_and_with_what_came_of_it(
     assert plain(busy)["lookahead"]["state"] == Lookahead.State.Name(state)
 
 
+def test_what_was_read_of_experts_is_told_whole_and_on_whose_behalf() -> None:
+    stats = admin_service_pb2.Stats(expert_read_bytes=10 << 20, expert_demand_bytes=7 << 20)
+    stats.lookahead.read_bytes = 2 << 20
+    assert lines(stats)["expert reads"] == (
+        "10.0 MiB: 7.0 MiB on demand, 2.0 MiB by lookahead, 1.0 MiB by warm-up and otherwise ahead"
+    )
+    stats.expert_read_bytes = 8 << 20  # some reads of lookahead are still under way
+    assert lines(stats)["expert reads"] == "8.0 MiB: 7.0 MiB on demand, 2.0 MiB by lookahead"
+    assert "expert reads" not in lines(admin_service_pb2.Stats())
+
+
 def test_lookahead_is_not_told_where_nothing_is_to_be_read_or_by_an_older_daemon() -> None:
     resident = admin_service_pb2.Stats(experts=8, expert_slots=8, lookahead=Lookahead(state=Lookahead.STATE_TRYING))
     assert "lookahead" not in lines(resident)

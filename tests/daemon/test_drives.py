@@ -69,8 +69,8 @@ def test_a_degraded_drive_is_one_error_line_however_often_it_is_looked_at(caplog
         "COLIBRI_LAYER": "3",
         "COLIBRI_EXPERT": "1",
     }
-    assert drives.remarks() == [f"drive /b: {bad(expert=49)}"]
-    assert [view.degraded for view in drives.views()] == ["", bad(expert=49)]
+    assert drives.remarks() == [f"drive /b: {bad(expert=49)} (and 48 more places)"]
+    assert [view.degraded for view in drives.views()] == ["", f"{bad(expert=49)} (and 48 more places)"]
 
 
 def test_a_drive_heals_when_its_places_are_good_and_the_core_has_reopened_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -101,11 +101,19 @@ def test_what_a_scrub_finds_degrades_a_drive_too(caplog: pytest.LogCaptureFixtur
     drives.found_bad(1, bad(expert=2))
     drives.found_bad(1, bad(expert=2))
     assert len(lines(caplog)) == 1
-    assert drives.remarks() == [f"drive /b: {bad(expert=1)} (and 1 more)"]
+    assert drives.remarks() == [f"drive /b: {bad(expert=1)} (and 1 more place)"]
     drives.update([Counters(), Counters()])
     drives.healed(1)
     assert drives.remarks() == []
     assert drives.bad_places() == []
+
+
+def test_the_newest_error_of_the_core_is_named_with_the_number_of_the_others() -> None:
+    drives = Drives(FILES)
+    for expert in range(3):
+        drives.update([Counters(), Counters(degraded=True, last_error=bad(expert=expert), errors=expert + 1)])
+    assert drives.remarks() == [f"drive /b: {bad(expert=2)} (and 2 more places)"]
+    assert drives.views()[1].degraded == f"{bad(expert=2)} (and 2 more places)"
 
 
 def test_the_places_that_are_remembered_are_bounded() -> None:
@@ -113,7 +121,7 @@ def test_the_places_that_are_remembered_are_bounded() -> None:
     for expert in range(MAX_PLACES + 7):
         drives.found_bad(1, bad(expert=expert))
     assert len(drives.bad_places()) == MAX_PLACES
-    assert drives.remarks()[0].endswith(f"(and {MAX_PLACES + 6} more)")
+    assert drives.remarks()[0].endswith(f"(and {MAX_PLACES + 6} more places)")
 
 
 def test_an_error_without_a_place_names_the_drive_s_own_file(caplog: pytest.LogCaptureFixture) -> None:
@@ -203,4 +211,4 @@ def test_an_error_beyond_the_remembered_places_is_counted_once_however_often_it_
     for _ in range(5):
         drives.update([Counters(), Counters(degraded=True, errors=1, last_error=bad(expert=MAX_PLACES))])
     drives.update([Counters(), Counters(errors=1)])
-    assert drives.remarks()[0].endswith(f"(and {MAX_PLACES} more)")
+    assert drives.remarks()[0].endswith(f"(and {MAX_PLACES} more places)")

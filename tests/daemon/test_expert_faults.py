@@ -7,12 +7,14 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
 
+from colibri.daemon.lost_files import IS_BACK
 from colibri.v1 import admin_service_pb2 as admin_pb2
 from colibri.v1 import inference_service_pb2 as inference_pb2
 from colibri.v1 import types_pb2
@@ -185,6 +187,14 @@ def until_state(process: Process, state: admin_pb2.Stats.State) -> admin_pb2.Sta
     return stats
 
 
+def until_degraded(process: Process, wanted: Callable[[list[str]], bool]) -> None:
+    """Returns once what is degraded is as wanted."""
+    until = time.monotonic() + 30
+    while not wanted(told := list(snapshot(process).degraded)):
+        assert time.monotonic() < until, told
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize("how", ["gone", "of another pack"])
 def test_a_stripe_that_a_reload_cannot_open_is_named_until_one_can(
     scene: Scene, broken: tuple[Path, Extent], tmp_path: Path, how: str
@@ -225,7 +235,12 @@ def test_a_reload_says_that_a_stripe_that_was_lost_at_the_start_needs_a_restart(
         while "reload: what was lost at the start is used again after a restart: " not in process.log.read_text():
             assert time.monotonic() < until, process.log.read_text()
             time.sleep(0.1)
-        assert list(snapshot(process).degraded) == degraded
+        back = [f"{told}; {IS_BACK}" for told in degraded]
+        until_degraded(process, lambda now: now == back)
+        (folders[1] / "stripe-001.colibri").rename(tmp_path / "away")
+        process.popen.send_signal(signal.SIGHUP)
+        lost = next(told for told in degraded if "stripe 1 is lost" in told)
+        until_degraded(process, lambda now: lost in now)
 
 
 @pytest.mark.parametrize("how", ["in place", "another file"])

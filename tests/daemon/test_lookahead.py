@@ -11,7 +11,7 @@ from colibri.daemon.lookahead import lookahead_message
 from colibri.v1 import admin_service_pb2 as admin_pb2
 from testkit.models import make_tiny, some_tokens
 from testkit.process import serving, write_config
-from testkit.watched import stats_of
+from testkit.watched import stats_of, until
 
 Lookahead = admin_pb2.Lookahead
 
@@ -65,8 +65,12 @@ def test_a_daemon_shows_what_its_lookahead_did(tmp_path: Path) -> None:
     tiny = make_tiny("qwen3_moe", tmp_path / "model")
     with serving(write_config(tmp_path / "on", tiny, max_context=256, expert_slots=6, lookahead="on")) as process:
         assert stats_of(process).lookahead == Lookahead(state=Lookahead.STATE_ON)
-        process.generate(some_tokens(10), max_tokens=30)
-        shown = stats_of(process).lookahead
+        answer = process.generate(some_tokens(10), max_tokens=30)
+        stats = until(process, lambda stats: not stats.warming)
+        shown = stats.lookahead
+        assert stats.expert_read_bytes == sum(device.read_bytes for device in stats.devices), "every byte is told"
+        assert stats.expert_demand_bytes == answer[-1].finished.usage.expert_bytes_read
+        assert stats.expert_read_bytes >= stats.expert_demand_bytes + shown.read_bytes, "warm-up reads too"
         assert shown.predicted >= shown.right > 0
         assert shown.loads > 0
         assert shown.read_bytes >= shown.wasted_bytes

@@ -104,7 +104,7 @@ def test_what_runs_and_waits_is_counted_and_listed(tmp_path: Path) -> None:
             assert (stats.running, stats.queued, list(stats.generations)) == (0, 0, [])
             assert stats.expert_hits > 0
             assert stats.expert_hit_ratio == stats.expert_hits / (stats.expert_hits + stats.expert_loads)
-            assert stats.expert_read_bytes > 0
+            assert stats.expert_demand_bytes > 0
             assert stats.resident_bytes > 1 << 20
             assert stats.detail == running.server.status
 
@@ -148,6 +148,7 @@ def test_the_drives_are_shown_each_with_its_numbers_and_its_state(tmp_path: Path
                 expert_slots=4,
                 warming=True,
                 scrub_fraction=0.25,
+                expert_read_bytes=1 << 40,
                 lookahead=admin_pb2.Lookahead(state=admin_pb2.Lookahead.STATE_LOSING, predicted=4, right=3),
             )
             stats = await until(running, lambda stats: stats.state == Stats.STATE_DEGRADED)
@@ -180,7 +181,7 @@ def test_the_drives_are_shown_each_with_its_numbers_and_its_state(tmp_path: Path
                 f"drive /a (mirror of stripe 1): {broken}",
             ]
             assert (stats.planned_bytes, stats.experts, stats.expert_slots, stats.warming) == (99, 16, 4, True)
-            assert stats.scrub_fraction == 0.25
+            assert (stats.scrub_fraction, stats.expert_read_bytes) == (0.25, 1 << 40)
             assert stats.lookahead == running.runtime.view.lookahead
             for words in ("reading hot experts ahead", "degraded: drive /b: layer 1 expert 2: too bad"):
                 assert words in stats.detail

@@ -152,6 +152,8 @@ def test_what_is_skipped_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["SOURCE", "--out", "x", "--stripe", "y:2x"], "WEIGHT is a whole number from 1 to 4294967295"),
         (["SOURCE", "--out", "x", "--stripe", "y:nan"], "WEIGHT is a whole number from 1 to 4294967295"),
         (["SOURCE", "--out", "x", "--stripe", "y:"], "no WEIGHT stands after the colon; 'y' leaves it out"),
+        (["SOURCE", "--out", "d/n1:abc"], "argument --out: 'd/n1:abc': WEIGHT is a whole number .*, not 'abc'"),
+        (["SOURCE", "--out", "x", "--stripe", "y:z "], "argument --stripe: 'y:z ': WEIGHT is a whole number"),
         (["SOURCE", "--out", "x:-1"], "WEIGHT is a whole number from 1 to 4294967295, not '-1'"),
         (["SOURCE", "--out", "x", "--nonsense"], "unrecognized arguments"),
         (["SOURCE", "--out", "x", "--prec", "all=f32"], "unrecognized arguments"),
@@ -227,7 +229,8 @@ def test_faults_and_refusals_are_1(source: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_a_path_with_a_colon_is_a_path(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "x:1").mkdir()
+    for folder in ("x:1", "a:b"):
+        (tmp_path / folder).mkdir()
     stripes = [f"{tmp_path}/g5:1.5:2", f"{tmp_path}/a:b", f"{tmp_path}/x:1/y"]
     assert run("plan", source, "--json", *(word for stripe in stripes for word in ("--stripe", stripe))) == 0
     drives = [(drive["folder"], drive["weight"]) for drive in result(capsys)["drives"]]
@@ -257,7 +260,7 @@ def test_a_folder_that_cannot_be_used_is_1_and_its_component_named(
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM])
 @pytest.mark.parametrize("where", ["making", "locking", "opening"])
 def test_a_folder_that_may_not_be_written_is_1(
     source: Path,
@@ -282,8 +285,8 @@ def test_a_folder_that_may_not_be_written_is_1(
     assert re.search(rf"{where} {blamed}: {os.strerror(code)}", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-def test_a_drive_that_fails_or_is_full_is_74(
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_drive_that_fails_is_full_or_can_only_be_read_is_74(
     source: Path, tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object, **__: object) -> int:

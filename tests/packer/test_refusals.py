@@ -1,7 +1,10 @@
 """What a pack refuses `plan` refuses too, in the same words, and neither leaves anything behind."""
 
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -104,3 +107,61 @@ def test_a_plan_that_does_not_fit_is_refused_as_the_pack_is(
     assert told[0] == told[1]
     assert told[0]["free_bytes"] == 123_456
     assert run("plan", source, "--json") == 0  # no folder: what it needs
+
+
+def test_a_plan_warns_of_stripes_on_one_file_system_as_the_pack_does(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (source, "--out", tmp_path / "a", "--stripe", tmp_path / "b", "--mirror")
+    assert run("plan", *words, "--json") == 0
+    planned = json.loads(capsys.readouterr().out)["drive_warnings"]
+    assert run("plan", *words) == 0
+    shown = capsys.readouterr().out
+    assert run(*words, "--json") == 0
+    assert planned == json.loads(capsys.readouterr().out)["drive_warnings"] != []
+    assert all(f"warning: {text}" in shown for text in planned)
+    assert f"{tmp_path}/a and {tmp_path}/b lie on one file system" in shown
+
+
+def as_nobody(*words: object) -> tuple[int, str]:
+    """Runs colibri-pack as a user without rights, in a process of its own: (exit code, standard error)."""
+    code = (
+        "import os, sys; from colibri.packer import cli; import colibri.packer.repair\n"
+        "if os.geteuid() == 0: os.setgroups([]); os.setegid(65534); os.seteuid(65534)\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *map(str, words)], capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter: those of pytest are its own user's."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_file_that_may_not_be_read_is_no_damage_and_is_named_with_what_is_needed(
+    source: Path, open_folder: Path
+) -> None:
+    folders = [open_folder / "a", open_folder / "b"]
+    pack_folder(source, folders, mirror=True)
+    repair = ("repair", folders[0], "--stripe", folders[1])
+    for path in (folders[0] / "dense.safetensors", folders[0] / "config.json", folders[1] / "stripe-001.colibri"):
+        mode = path.stat().st_mode
+        path.chmod(0)
+        code, told = as_nobody(*repair)
+        path.chmod(mode)
+        assert code == 1
+        assert f"opening {path}: Permission denied; uid " in told
+        assert "needs to read and write it (mode 0000, owner uid " in told
+    folders[0].chmod(0)
+    code, told = as_nobody("inspect", folders[0])
+    folders[0].chmod(0o755)
+    assert code == 1
+    assert f"{folders[0]}: Permission denied; uid " in told
+    assert "needs to list and enter it (mode 0000" in told
+    assert "Errno" not in told

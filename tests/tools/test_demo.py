@@ -52,7 +52,7 @@ def test_the_question_is_answered_with_statistics(first: "subprocess.CompletedPr
     assert first.returncode == 0, first.stderr
     assert "The capital of France is Paris." in first.stdout
     statistics = r"prompt \d+ tokens \(\d+ cached\), prefill [\d.]+ tok/s \| \d+ tokens, decode [\d.]+ tok/s"
-    lines = re.findall(statistics + r" \| expert hits \d+/\d+ \([\d.]+ %\), read [\d.]+ \w+", first.stderr)
+    lines = re.findall(statistics + r" \| expert hits \d+/\d+ \([\d.]+ %\), [\d.]+ \w+ read on demand", first.stderr)
     assert len(lines) == 2
 
 

