@@ -9,8 +9,8 @@
  * The victim is the record with the least value minus price x time until its turn, where price is the value that
  * evicted records had of late: of two equally likely records the one whose turn is near is worth more, because its slot
  * is free again sooner. A missed record that would be worth less than the victim is read into the ring beside the
- * cache, in the place of what is worth least there; so between prompts, which need the ring, cache and ring together hold
- * the best of all.
+ * cache, in the place of what is worth least there; so between prompts, which need the ring, cache and ring together
+ * hold the best of all.
  *
  * Only decoding counts: a prompt touches everything once and says little about what comes next. Refuses to look at
  * clocks or at the order in which drives answer: the same uses give the same evictions, so that a recorded trace can be

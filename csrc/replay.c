@@ -169,7 +169,9 @@ typedef struct turn {
     uint64_t n, next; /* held slots below `next` that were read have been given back for others */
 } turn;
 
-static uint32_t expert_of(const cl_trace *t, const cl_access *a) { return a->record - (uint32_t)t->first_record[a->layer]; }
+static uint32_t expert_of(const cl_trace *t, const cl_access *a) {
+    return a->record - (uint32_t)t->first_record[a->layer];
+}
 
 /* As decode.c does where no slot is free: an expert that has been read is computed, and its slot is free again. */
 static int give_one_back(cl_store *store, turn *turn) {

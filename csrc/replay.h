@@ -50,7 +50,7 @@ uint64_t cl_trace_turn_end(const cl_trace *trace, const cl_access *accesses, uin
 
 /* A counted access that had to be read. */
 void cl_policy_load(cl_policy_result *out, const cl_trace *trace, const cl_access *access);
-/* CL_POLICY_OURS of cl_trace_policy: adds the loads of the accesses from `count_from`, the start of a turn, to `out`. */
+/* CL_POLICY_OURS of cl_trace_policy: adds the loads of the accesses from `count_from`, a turn's first, to `out`. */
 int cl_replay_ours(const cl_trace *trace, const cl_access *accesses, uint64_t slots, uint64_t count_from,
                    cl_policy_result *out, cl_error *err);
 

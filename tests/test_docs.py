@@ -159,6 +159,7 @@ def wrong_flags(text: str) -> list[str]:
 def every_flag() -> set[str]:
     commands = [["colibri-pack", command] for command in packer_cli._COMMANDS]
     commands += [["colibrid", command] for command in ("serve", "plan", "check")]
+    commands.append(["colibrid", "trace", "replay"])
     commands += [["colibri", *words] for words in (["chat"], ["generate"], ["status"], *_sessions_commands())]
     return set().union(*map(flags_of, commands))
 
