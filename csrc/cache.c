@@ -129,6 +129,7 @@ static void move_up(cl_store *store, cl_slot *slot) {
         to = cl_cache_victim(store);
         if (!to || worth_in(store, to) >= worth_in(store, slot)) return;
         pay(&store->cache, *value_at(store, to));
+        cl_count(&store->counters->expert_evictions, 1); /* from the cache; while the ring keeps it, a use is a hit */
     }
     exchange(store, to, slot);
 }

@@ -290,7 +290,7 @@ typedef struct cl_model_stats {
     uint64_t heartbeat;     /* ticks per work item: an expert, an attention tile, a read */
     uint64_t expert_hits;   /* (layer, expert) uses that found the record in memory */
     uint64_t expert_loads;  /* (layer, expert) uses that read it */
-    uint64_t expert_evictions;
+    uint64_t expert_evictions; /* records that lost their place in the cache to another; the ring may still keep them */
     uint64_t expert_bytes;  /* read from stripes */
     uint64_t read_errors;
     uint64_t checksum_errors;

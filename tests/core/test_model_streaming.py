@@ -109,7 +109,7 @@ def _loads(model: Model, steps: int) -> list[int]:
 
 @pytest.mark.parametrize("budget", [None, 0])
 def test_a_long_prompt_leaves_the_hot_set_alone(tiny_int4: Tiny, budget: int | None) -> None:
-    with opened(tiny_int4, expert_slots=10, ring_slots=3, max_prefills=1) as model:
+    with opened(tiny_int4, expert_slots=6, ring_slots=(ring := 3), max_prefills=1) as model:
         _loads(model, 40)
         before, evicted = _loads(model, 40), model.stats().expert_evictions
         assert 0 < sum(before) < 40 * LAYERS * TOP_K
@@ -117,7 +117,7 @@ def test_a_long_prompt_leaves_the_hot_set_alone(tiny_int4: Tiny, budget: int | N
         prefill(model, model.sequence(), TOKENS, budget_us=budget)
         assert model.stats().expert_evictions == evicted
         after = _loads(model, 40)
-        assert sum(after) <= sum(before)
+        assert sum(after) <= sum(before) + ring  # the ring is the prompt's
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8, ALL_EXPERTS])
