@@ -75,9 +75,13 @@ def resolve_sizes(config: Config, max_positions: int) -> Sizes:
     return Sizes(context, -(-tokens // PAGE_POSITIONS), min(config.pass_tokens, context))
 
 
-def ring_slots(config: Config, expert_slots: int) -> int:
+def ring_for(expert_slots: int) -> int:
     """Read buffers beside so many expert slots: enough to keep drives busy, and of a small budget not too much."""
-    return config.ring_slots or min(max(expert_slots // 3, 2), 8)
+    return min(max(expert_slots // 3, 2), 8)
+
+
+def ring_slots(config: Config, expert_slots: int) -> int:
+    return config.ring_slots or ring_for(expert_slots)
 
 
 @dataclass(frozen=True)

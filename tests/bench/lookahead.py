@@ -24,7 +24,6 @@ from slicerun import Job, run
 from testkit.loop_drives import LoopDrive, group
 
 RATE = 300 * MB
-RING_SLOTS = 8  # the daemon's
 MODES = ("off", "on", "auto")
 LEAST_AUTO = 0.95
 
@@ -63,7 +62,7 @@ def rounds(shape: Shape, drives: Sequence[LoopDrive], folders: list[str], option
     """Decode with every mode, interleaved, each round with its own look at the ceilings."""
     seen: dict[str, list[Seen]] = {mode: [] for mode in MODES}
     limit = limit_for(shape, 3)
-    job = Job(folders, memory_bytes=limit, ring_slots=RING_SLOTS, tokens=options.tokens, warm_tokens=options.warm)
+    job = Job(folders, memory_bytes=limit, tokens=options.tokens, warm_tokens=options.warm)
     for _ in range(options.rounds):
         with group(drives, limit) as limited:
             ceilings = [run("ceilings", job, limited)]

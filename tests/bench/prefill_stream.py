@@ -2,9 +2,10 @@
 
 `share` is the floor max(reading every expert once, the resident prefill's own time) over the time taken, for a giant
 slice on a loop drive of 300 MB/s (bound 0.9). The resident time is that of the same prompt with every expert in memory
-and no limit, measured in the same run; the reading time counts the experts that the prompt needs. `reads_per_pass` is
-what was read over that: 1 if every expert was read at most once. `ratio` is our speed over llama.cpp's with its best
-ubatch, on this machine's own drive with a Qwen3-MoE-shaped slice in a cgroup of a third of its size.
+and no limit, the mean of a run before and one after; the reading time counts the experts that the prompt needs.
+`reads_per_pass` is what was read over that: 1 if every expert was read at most once. `ratio` is our speed over
+llama.cpp's with its best ubatch, on this machine's own drive with a Qwen3-MoE-shaped slice in a cgroup of a third of
+its size.
 """
 
 import argparse
@@ -61,22 +62,29 @@ def bytes_of(prefilled: dict[str, Any]) -> float:
 
 
 def throttled(shape: Shape, options: argparse.Namespace) -> dict[str, Measured]:
-    """Prefill with everything resident, then under the limit with every back end."""
+    """Prefill under the limit with every back end, with everything resident before and after each."""
     limit = limit_for(shape, options.factor)
     measured = {}
     with slice_on_drives(shape, [RATE], options.images) as (drives, folders):
-        # Two rounds: the first reads the experts, without a limit on the drive; the second finds all of them.
-        resident = run("prefill", Job(folders, tokens=options.prompt, rounds=2), None)
-        needed, alone = (resident["rounds"][0]["missed_bytes"], resident["rounds"][1]["seconds"])
+        resident = [all_in_memory(folders, options)]
         for backend in BACKENDS:
             job = Job(folders, memory_bytes=limit, io_backend=backend, tokens=options.prompt, rounds=options.rounds)
             with group(drives, limit) as limited:
                 before = run("ceilings", job, limited)
                 prefilled = run("prefill", job, limited)
                 after = run("ceilings", job, limited)
+            resident.append(all_in_memory(folders, options))
+            alone = statistics.mean(one["seconds"] for one in resident[-2:])
             rate = statistics.median(sum(ceiling["drive_rates"]) for ceiling in (before, after))
+            needed = resident[0]["needed_bytes"]
             measured[backend] = Measured(seconds_of(prefilled), bytes_of(prefilled), rate, alone, needed)
     return measured
+
+
+def all_in_memory(folders: list[str], options: argparse.Namespace) -> dict[str, float]:
+    """Two rounds: the first reads the experts that the prompt needs, without any limit; the second has them all."""
+    first, second = run("prefill", Job(folders, tokens=options.prompt, rounds=2), None)["rounds"]
+    return {"needed_bytes": first["missed_bytes"], "seconds": second["seconds"]}
 
 
 def show(shape: Shape, prompt: int, measured: dict[str, Measured]) -> None:

@@ -26,14 +26,14 @@ PROMPT = 8
 
 @dataclass(frozen=True)
 class Job:
-    """`folders`: the container's, the primary first. `slots` 0: as many as `memory_bytes` leaves room for, else all."""
+    """`folders`: the container's, the primary first. `slots` 0: as many as `memory_bytes` leaves room for beside the
+    ring, which is the daemon's for that many; else all."""
 
     folders: list[str]
     slots: int = 0
     memory_bytes: int = 0
     io_backend: str = "auto"
     lookahead: str = "auto"
-    ring_slots: int = 2  # for decoding
     tokens: int = 32
     warm_tokens: int = 32
     rounds: int = 1
@@ -85,21 +85,22 @@ def _options(container: Any, job: Job, **more: Any) -> Any:
     """ModelOptions for the job; slots as many as fit."""
     from colibri.core.core import ModelOptions, plan
     from colibri.daemon.machine import anonymous_bytes
+    from colibri.daemon.plan import ring_for
 
     def of(slots: int) -> Any:
         settings: dict[str, Any] = {
             "io_backend": job.io_backend, "lookahead": job.lookahead, "threads": job.threads, **more
         }  # fmt: skip
-        return ModelOptions(expert_slots=slots, **settings)
+        return ModelOptions(expert_slots=slots, ring_slots=ring_for(slots), **settings)
 
     every = sum(layer.experts for layer in container.manifest.expert_layers)
     slots = job.slots or every
     if job.memory_bytes and not job.slots:
-        needed = plan(container, of(1))
-        room = job.memory_bytes - anonymous_bytes() - RESERVE_BYTES - needed.total_bytes
-        slots = min(every, 1 + room // needed.slot_bytes)
-        if slots < 1:
-            raise RunError(f"{job.memory_bytes} bytes leave no room for an expert: {needed}")
+        room = job.memory_bytes - anonymous_bytes() - RESERVE_BYTES
+        while slots and plan(container, of(slots)).total_bytes > room:
+            slots -= 1
+        if not slots:
+            raise RunError(f"{job.memory_bytes} bytes leave no room for an expert: {plan(container, of(1))}")
     return of(slots)
 
 
@@ -129,7 +130,6 @@ def _decode(job: Job) -> dict[str, Any]:
             kv_pages=length // 64 + 2,
             max_context=length + 64,
             pass_tokens=PROMPT,
-            ring_slots=job.ring_slots,
         )
         stream = list(islice(token_stream(container.manifest.spec.vocab_size, job.seed), length))
         with Model(container, options) as model:
