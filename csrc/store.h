@@ -10,7 +10,7 @@ struct cl_recorder;
 
 /* A place for one record. */
 typedef struct cl_slot {
-    uint8_t *data; /* slots of the cache and the ring may exchange theirs, see cl_cache_close_layer */
+    uint8_t *data; /* slots of the cache and the ring may exchange theirs, see exchange in cache.c */
     int32_t layer; /* index of the expert layer, -1: empty */
     uint32_t expert;
     uint32_t pins;    /* users; a pinned slot keeps its record */
